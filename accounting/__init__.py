@@ -1,0 +1,3 @@
+"""Closed-form counts for decoder-only language models, checked against built modules."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,76 @@
+"""Qwen 2 and 3."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from accounting.families.base import Count, LayerType, Natural, WindowedConfig, Width
+from accounting.spec import Attention, Experts, FeedForward, Router
+
+
+class Qwen2(WindowedConfig, kw_only=True):
+    """``model_type`` qwen2 (arXiv 2407.10671, 2412.15115): biases on query, key and value.
+
+    ``sliding_window`` is in force only with ``use_sliding_window``, and where ``layer_types``
+    does not say otherwise only from layer ``max_window_layers`` on.
+    """
+
+    classes = frozenset({"Qwen2ForCausalLM"})
+    only = {"use_mrope": False}
+
+    use_sliding_window: bool = False
+    max_window_layers: Natural = 28
+    use_mrope: bool = False
+
+    def window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
+
+    def default_kinds(self) -> Sequence[LayerType]:
+        windowed = self.window() is not None
+        return [
+            "sliding_attention" if windowed and layer >= self.max_window_layers else "full_attention"
+            for layer in range(self.num_hidden_layers)
+        ]
+
+    def attention(self, kind: LayerType) -> Attention:
+        return replace(super().attention(kind), bias=True)
+
+
+class Qwen3(Qwen2, kw_only=True):
+    """``model_type`` qwen3 (arXiv 2505.09388): a norm on the query and key of each head, no biases."""
+
+    classes = frozenset({"Qwen3ForCausalLM"})
+
+    head_dim: Width | None = 128
+    attention_bias: bool = False
+
+    def attention(self, kind: LayerType) -> Attention:
+        bias = self.attention_bias
+        return replace(super().attention(kind), bias=bias, output_bias=bias, qk_norm=self.norm)
+
+
+class Qwen3Moe(Qwen3, kw_only=True):
+    """``model_type`` qwen3_moe (arXiv 2505.09388): experts on every layer that is not named as dense."""
+
+    classes = frozenset({"Qwen3MoeForCausalLM"})
+    names = {**Qwen3.names, "experts": "num_experts"}
+
+    head_dim: Width | None = None
+    moe_intermediate_size: Width
+    num_experts: Count
+    num_experts_per_tok: Count
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[Natural] = []
+
+    def default_kinds(self) -> Sequence[LayerType]:
+        return ["sliding_attention"] * self.num_hidden_layers
+
+    def feed_forward(self, layer: int) -> FeedForward | Experts:
+        if layer in self.mlp_only_layers or (layer + 1) % self.decoder_sparse_step:
+            return self.gated(self.intermediate_size)
+        return Experts(
+            experts=self.num_experts,
+            active=self.num_experts_per_tok,
+            expert=self.gated(self.moe_intermediate_size),
+            router=Router(normalize=self.norm_topk_prob),
+        )

@@ -1,0 +1,48 @@
+"""Files that strangers wrote: found inside one folder, opened with care, read within a bound."""
+
+import os
+import stat
+from pathlib import Path
+
+
+class InputError(ValueError):
+    """Something that a person handed over cannot be used; the message says what, in one line."""
+
+    def __init__(self, source: object, problem: str) -> None:
+        super().__init__(f"{_printable(str(source))}: {_printable(problem)}")
+
+
+def _printable(text: str, limit: int = 400) -> str:
+    """The text on one line, whatever a hostile file put into it."""
+    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return safe if len(safe) <= limit else f"{safe[:limit]}..."
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file ``name`` of a folder, which may be a link only within the same repository.
+
+    A snapshot in Hugging Face's cache is a folder of links into the ``blobs`` of its
+    ``models--org--name`` folder: these are followed, all others refused.
+    """
+    path = folder / name
+    target = path.resolve()
+    root = next((parent for parent in folder.resolve().parents if parent.name.startswith("models--")), None)
+    if not target.is_relative_to(root or folder.resolve()):
+        raise InputError(path, "a link that leaves the folder is not followed")
+    return path
+
+
+def read(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file, at most ``limit`` of them."""
+    try:
+        # A pipe would block an ordinary open until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise InputError(path, (error.strerror or "cannot be opened").lower()) from None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InputError(path, "expected a regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise InputError(path, f"larger than {limit:,} bytes")
+    return data

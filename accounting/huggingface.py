@@ -1,0 +1,252 @@
+"""A Hugging Face ``config.json``, from a path, bytes or a dict, to a ``ModelSpec``.
+
+A config is a stranger's file. What it says of the decoder is taken or refused, never
+guessed: an unknown family, an unknown field and a value that no decoder can have are
+errors that name the field.
+"""
+
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from accounting import files
+from accounting.families import FAMILIES, Config, Extra, Gemma3Multimodal
+from accounting.files import InputError
+from accounting.spec import ModelSpec, SpecError
+
+CONFIG_LIMIT = 4 * 2**20
+
+#: Fields that say nothing of the decoder's tensors or products: training, generation,
+#: tokens, labels and the software that wrote the file.
+INERT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _experts_implementation _name_or_path
+    attn_implementation attention_dropout attn_pdrop auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
+    cache_implementation chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping embd_pdrop encoder_no_repeat_ngram_size ep_size exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id id2label initial_context_length initializer_range
+    keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type name_or_path
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_router_logits output_scores prefix pretraining_tp problem_type
+    reorder_and_upcast_attn remove_invalid_values repetition_penalty resid_pdrop return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id seq_aux summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
+    transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()
+)
+TOKEN_FIELD = re.compile(r"[a-z_]+_token_(id|ids|index)")
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a config says.
+
+    ``spec``: the decoder. ``extras``: what a file of this model may hold besides, each under
+    its own name. ``not_counted``: what the config describes and no number covers. ``path``
+    is None for a published config and for bytes or a dict.
+    """
+
+    name: str
+    model_type: str
+    sha256: str
+    spec: ModelSpec
+    extras: tuple[Extra, ...]
+    not_counted: tuple[str, ...]
+    path: str | None = None
+
+
+def published() -> list[str]:
+    """The names of the published configs that come with the package."""
+    folder = resources.files("accounting.published")
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def sources() -> dict[str, Any]:
+    """Where each published config is published, by name."""
+    return tomllib.loads(resources.files("accounting.published").joinpath("sources.toml").read_text("utf-8"))
+
+
+def load(config: str | Path) -> Reading:
+    """Read a ``config.json``, the one in a folder, or a published one by its name.
+
+    Raises InputError in one line that names the file, the field and what was expected.
+    """
+    path = Path(config)
+    if not path.exists() and not path.is_symlink():
+        if str(config) in published():
+            data = resources.files("accounting.published").joinpath(f"{config}.json").read_bytes()
+            return read(data, name=str(config))
+        known = ", ".join(published())
+        raise InputError(config, f"no such file or folder, and not a published model ({known})")
+    file = path
+    if path.is_dir():
+        file = files.inside(path, "config.json")
+        if not file.exists():
+            raise InputError(path, "a folder without a config.json")
+    name = path.resolve().name if path.is_dir() or path.name != "config.json" else path.resolve().parent.name
+    return read(files.read(file, CONFIG_LIMIT), name=name.removesuffix(".json"), path=str(file))
+
+
+def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str | None = None) -> Reading:
+    """Read a config that is at hand, as the bytes of a file or as the object that they hold.
+
+    Raises InputError in one line that names the source, the field and what was expected.
+    """
+    source = path or name
+    if isinstance(config, bytes):
+        data = config
+    else:
+        try:
+            data = json.dumps(dict(config)).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(source, f"not an object that JSON can hold ({error})") from None
+    try:
+        fields = _decode(data)
+        model_type, reader, left_out = _reader(fields)
+        spec = _spec(reader)
+        return Reading(
+            name=name,
+            model_type=model_type,
+            sha256=hashlib.sha256(data).hexdigest(),
+            spec=spec,
+            extras=tuple(reader.extras(spec)),
+            not_counted=(*reader.not_counted(), *left_out),
+            path=path,
+        )
+    except SpecError as error:
+        raise InputError(source, f"{error.field}: {error.problem}") from None
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    """The object in a JSON text; NaN, infinities, repeated keys and other encodings are refused."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise SpecError(next(name for name in names if names.count(name) > 1), "given more than once")
+        return fields
+
+    def finite(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise SpecError("config", f"expected finite numbers, got {text}")
+        return value
+
+    if not data.strip():
+        raise SpecError("config", "expected a JSON object, got an empty file")
+    try:
+        text = data.decode("utf-8")
+        fields = json.loads(text, object_pairs_hook=once, parse_float=finite, parse_constant=finite)
+    except SpecError:
+        raise
+    except UnicodeDecodeError as error:
+        raise SpecError("config", f"expected JSON in UTF-8, got byte {data[error.start]:#04x}") from None
+    except RecursionError:
+        raise SpecError("config", "expected a JSON object, got one nested too deep") from None
+    except json.JSONDecodeError as error:
+        problem = f"line {error.lineno} column {error.colno}: {error.msg}"
+        raise SpecError("config", f"expected a JSON object, {problem}") from None
+    except ValueError:
+        raise SpecError("config", "expected a JSON object, got an integer of thousands of digits") from None
+    if not isinstance(fields, dict):
+        raise SpecError("config", f"expected a JSON object, got {type(fields).__name__}")
+    return fields
+
+
+def _reader(fields: dict[str, Any]) -> tuple[str, Config, tuple[str, ...]]:
+    """The model type, the family's reader of the fields, and what they describe besides."""
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str):
+        got = "nothing" if model_type is None else f"{type(model_type).__name__}"
+        raise SpecError("model_type", f"expected one of {', '.join(_known())}, got {got}")
+    if model_type == "gemma3":
+        return _multimodal(model_type, fields)
+    if model_type not in FAMILIES:
+        raise SpecError("model_type", f"expected one of {', '.join(_known())}, got {model_type!r}")
+    return model_type, _convert(fields, FAMILIES[model_type]), ()
+
+
+def _spec(reader: Config) -> ModelSpec:
+    """The reader's spec; an error names the field as the config does."""
+    try:
+        reader.check()
+        return reader.spec()
+    except SpecError as error:
+        raise SpecError(reader.names.get(error.field, error.field), error.problem) from None
+
+
+def _known() -> list[str]:
+    return sorted([*FAMILIES, "gemma3"])
+
+
+def _multimodal(model_type: str, fields: dict[str, Any]) -> tuple[str, Config, tuple[str, ...]]:
+    outer = _convert(fields, Gemma3Multimodal)
+    inner = outer.text_config
+    if inner.get("model_type", "gemma3_text") != "gemma3_text":
+        raise SpecError("text_config.model_type", f"expected 'gemma3_text', got {inner['model_type']!r}")
+    if inner.get("tie_word_embeddings", outer.tie_word_embeddings) != outer.tie_word_embeddings:
+        raise SpecError("text_config.tie_word_embeddings", "expected what the config says outside text_config")
+    inner = {
+        "architectures": outer.architectures,
+        "quantization_config": outer.quantization_config,
+        "tie_word_embeddings": outer.tie_word_embeddings,
+        **inner,
+    }
+    try:
+        reader = _convert(inner, FAMILIES["gemma3_text"])
+    except SpecError as error:
+        raise SpecError(f"text_config.{error.field}", error.problem) from None
+    left_out = ("vision_config: the vision tower and its projector",) if outer.vision_config is not None else ()
+    return model_type, reader, left_out
+
+
+def _convert(fields: dict[str, Any], into: type[Fields]) -> Fields:
+    """The struct of a family. An inert field is dropped; a null stands for an absent field."""
+    known = {field.encode_name: field for field in msgspec.structs.fields(into)}
+    kept = {}
+    for name, value in fields.items():
+        field = known.get(name)
+        if field is None and (value is None or name in INERT or TOKEN_FIELD.fullmatch(name)):
+            continue
+        if field is not None and value is None and not (field.required or _takes_null(field.type)):
+            continue
+        kept[name] = value
+    try:
+        return msgspec.convert(kept, into)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), kept) from None
+
+
+def _takes_null(annotation: Any) -> bool:
+    return annotation is NoneType or NoneType in get_args(annotation)
+
+
+def _refusal(message: str, fields: dict[str, Any]) -> SpecError:
+    """The error that names the field, from a message of msgspec's."""
+    problem, _, location = message.partition(" - at `$")
+    location = location.rstrip("`")
+    if named := re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", problem):
+        reason = {
+            "missing required": "missing, and the family has no default for it",
+            "contains unknown": "a field that is not known in this family: it may change the architecture",
+        }
+        field = f"{location}.{named[2]}".lstrip(".")
+        return SpecError(field, reason[named[1]])
+    field = location.lstrip(".")
+    expected = problem.replace("`", "").replace("Expected", "expected").replace("Invalid", "invalid")
+    value = fields.get(field)
+    got = f", got {value!r}" if value is not None and "got" not in expected and repr(value) not in expected else ""
+    return SpecError(field, f"{expected}{got}")

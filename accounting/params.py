@@ -1,0 +1,62 @@
+"""Parameters, counted: folds over the census, each count under its own name.
+
+"Parameters" is at least seven numbers, so nothing here returns "the" count.
+"""
+
+from dataclasses import dataclass
+
+from accounting.census import Census, Part, take
+from accounting.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Scalars, as exact integers.
+
+    ``unique``: scalars in distinct parameters, a tied table once, buffers not counted.
+    ``stored``: unique, and the persistent buffers that a checkpoint must hold.
+    ``embedding``: the token table and the learned-position table; an untied head is not one.
+    ``non_embedding``: unique less embedding less an untied head (the N of Kaplan et al.,
+    arXiv 2001.08361, section 2.1, with norms and biases).
+    ``matmul``: weights that some token is multiplied by, all experts among them.
+    ``active``, ``matmul_active``: unique and matmul with k of E experts.
+    """
+
+    unique: int
+    stored: int
+    embedding: int
+    non_embedding: int
+    matmul: int
+    active: int
+    matmul_active: int
+
+
+def count(model: ModelSpec | Census) -> Parameters:
+    """All counts of a decoder, or of the tensors in a census."""
+    census = model if isinstance(model, Census) else take(model)
+    weights = census.weights
+    unique = sum(weight.scalars for weight in weights)
+    embedding = sum(weight.scalars for weight in weights if weight.part in (Part.EMBEDDING, Part.POSITION))
+    head = sum(weight.scalars for weight in weights if weight.part is Part.HEAD)
+    return Parameters(
+        unique=unique,
+        stored=unique + sum(buffer.scalars for buffer in census.buffers),
+        embedding=embedding,
+        non_embedding=unique - embedding - head,
+        matmul=sum(weight.scalars for weight in weights if weight.multiplies),
+        active=sum(weight.active_scalars for weight in weights),
+        matmul_active=sum(weight.active_scalars for weight in weights if weight.multiplies),
+    )
+
+
+def by_part(model: ModelSpec | Census) -> dict[Part, Parameters]:
+    """The counts of each part that the decoder has; they add up to ``count``."""
+    census = model if isinstance(model, Census) else take(model)
+    return {part: count(some) for part in Part if (some := census.where(lambda tensor: tensor.part is part))}
+
+
+def by_layer(model: ModelSpec | Census) -> dict[int | None, Parameters]:
+    """The counts of each block, and under None of what stands outside the blocks."""
+    census = model if isinstance(model, Census) else take(model)
+    layers = dict.fromkeys(tensor.layer for tensor in census.weights)
+    return {layer: count(census.where(lambda tensor: tensor.layer == layer)) for layer in layers}
