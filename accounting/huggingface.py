@@ -8,6 +8,7 @@ errors that name the field.
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -84,19 +85,17 @@ def load(config: str | Path) -> Reading:
     Raises InputError in one line that names the file, the field and what was expected.
     """
     path = Path(config)
-    if not path.exists() and not path.is_symlink():
-        if str(config) in published():
-            data = resources.files("accounting.published").joinpath(f"{config}.json").read_bytes()
-            return read(data, name=str(config))
-        known = ", ".join(published())
-        raise InputError(config, f"no such file or folder, and not a published model ({known})")
-    file = path
-    if path.is_dir():
+    if os.path.isdir(path):
         file = files.inside(path, "config.json")
-        if not file.exists():
+        if not os.path.exists(file):
             raise InputError(path, "a folder without a config.json")
-    name = path.resolve().name if path.is_dir() or path.name != "config.json" else path.resolve().parent.name
-    return read(files.read(file, CONFIG_LIMIT), name=name.removesuffix(".json"), path=str(file))
+        return read(files.read(file, CONFIG_LIMIT), name=path.resolve().name, path=str(file))
+    if os.path.exists(path):
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return read(files.read(path, CONFIG_LIMIT), name=name, path=str(path))
+    if (name := str(config)) in published():
+        return read(resources.files("accounting.published").joinpath(f"{name}.json").read_bytes(), name=name)
+    raise InputError(config, f"no such file or folder, and not a published model ({', '.join(published())})")
 
 
 def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str | None = None) -> Reading:

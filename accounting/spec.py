@@ -112,8 +112,8 @@ class Rotary:
         _size("rotary.dim", self.dim, MAX_WIDTH)
         if self.dim % 2:
             raise SpecError("rotary.dim", f"expected an even number of rotated dimensions, got {self.dim}")
-        if not self.base > 0:
-            raise SpecError("rotary.base", f"expected a positive number, got {self.base}")
+        if not self.base > 1:
+            raise SpecError("rotary.base", f"expected a number above 1, got {self.base}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

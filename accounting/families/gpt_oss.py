@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from accounting import census
-from accounting.families.base import Count, Extra, LayerType, Positions, Positive, WindowedConfig, Width, pattern
+from accounting.families.base import (
+    Count,
+    Extra,
+    LayerType,
+    Positions,
+    Positive,
+    RopeParameters,
+    WindowedConfig,
+    Width,
+    pattern,
+)
 from accounting.spec import Attention, Experts, ModelSpec, Router, SpecError
 
 MXFP4_BLOCK = 32
@@ -18,7 +28,7 @@ class GptOss(WindowedConfig, kw_only=True):
     default_theta = 150_000.0
 
     rms_norm_eps: Positive = 1e-5
-    head_dim: Width | None = 64
+    head_dim: Width = 64
     sliding_window: Positions | None = 128
     attention_bias: bool = True
     num_local_experts: Count
@@ -29,6 +39,13 @@ class GptOss(WindowedConfig, kw_only=True):
 
     def default_kinds(self) -> Sequence[LayerType]:
         return pattern(self.num_hidden_layers, every=2)
+
+    def section(self, kind: LayerType) -> RopeParameters:
+        if self.rope_scaling is None and self.rope_parameters is None:
+            return RopeParameters(
+                rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
+            )
+        return super().section(kind)
 
     def attention(self, kind: LayerType) -> Attention:
         bias = self.attention_bias

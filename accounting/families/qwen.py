@@ -40,7 +40,7 @@ class Qwen3(Qwen2, kw_only=True):
 
     classes = frozenset({"Qwen3ForCausalLM"})
 
-    head_dim: Width | None = 128
+    head_dim: Width = 128
     attention_bias: bool = False
 
     def attention(self, kind: LayerType) -> Attention:

@@ -1,0 +1,46 @@
+"""Hugging Face's own modules, built on the meta device from a config's fields."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import logging
+
+logging.set_verbosity_error()
+
+#: Published under a name of its own, built by the module of the family that it belongs to.
+SAME_MODULE = {"kimi_k2": "deepseek_v3"}
+
+
+def build(config: Mapping[str, Any], device: str = "meta", **options: Any) -> PreTrainedModel:
+    """The causal language model of a config: a nested text model without its tower.
+
+    ``device`` meta allocates nothing; ``options`` go to the configuration, such as
+    ``attn_implementation``. A quantisation section is left out: it is about files.
+    """
+    fields = {**config.get("text_config", config), "quantization_config": None}
+    if "text_config" in config:
+        fields.setdefault("model_type", f"{config['model_type']}_text")
+    model_type = fields.pop("model_type")
+    fields.pop("quantization_config")
+    settings = CONFIG_MAPPING[SAME_MODULE.get(model_type, model_type)].from_dict(fields)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(settings, **options)
+
+
+def unique(module: torch.nn.Module) -> int:
+    """Scalars in the module's distinct Parameter objects."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def published(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Names and shapes as the library saves them: persistent buffers are among them.
+
+    A tied head is one Parameter under two names, and is listed once, as it is saved.
+    """
+    state = module.state_dict()
+    for name in module.all_tied_weights_keys:
+        del state[name]
+    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(module, state).items()}

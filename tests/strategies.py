@@ -1,0 +1,256 @@
+"""The only Hypothesis strategies: small configs of every family, valid by construction."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from accounting import huggingface
+from accounting.spec import ModelSpec
+
+Config = dict[str, Any]
+ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"])
+
+
+def optional(draw: st.DrawFn, config: Config, **fields: st.SearchStrategy[Any]) -> None:
+    """Each field is present, or left to the family's default."""
+    for name, values in fields.items():
+        if draw(st.booleans()):
+            config[name] = draw(values)
+
+
+@st.composite
+def gpt2(draw: st.DrawFn) -> Config:
+    heads = draw(st.integers(1, 4))
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": draw(st.integers(1, 40)),
+        "n_positions": draw(st.integers(1, 12)),
+        "n_embd": heads * draw(st.integers(1, 6)),
+        "n_layer": draw(st.integers(1, 3)),
+        "n_head": heads,
+    }
+    optional(
+        draw,
+        config,
+        n_inner=st.none() | st.integers(1, 30),
+        tie_word_embeddings=st.booleans(),
+        activation_function=st.sampled_from(["gelu", "gelu_new", "relu"]),
+        scale_attn_by_inverse_layer_idx=st.booleans(),
+        scale_attn_weights=st.booleans(),
+    )
+    return config
+
+
+def grouped(draw: st.DrawFn, model_type: str, *, head_dim: bool = True, activation: str = "hidden_act") -> Config:
+    """What Llama and its variations share; ``head_dim``: the family may set it."""
+    kv_heads = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 3))
+    config = {
+        "model_type": model_type,
+        "vocab_size": draw(st.integers(2, 40)),
+        "hidden_size": heads * 2 * draw(st.integers(1, 4)),
+        "intermediate_size": draw(st.integers(1, 30)),
+        "num_hidden_layers": draw(st.integers(1, 4)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": draw(st.integers(1, 64)),
+        "pad_token_id": None,
+    }
+    optional(
+        draw,
+        config,
+        tie_word_embeddings=st.booleans(),
+        rope_theta=st.floats(2.0, 1e6),
+        rms_norm_eps=st.floats(1e-8, 1e-3),
+        **{activation: ACTIVATIONS},
+        **({"head_dim": st.integers(1, 8).map(lambda half: 2 * half)} if head_dim else {}),
+    )
+    return config
+
+
+@st.composite
+def llama(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "llama")
+    if draw(st.booleans()):
+        del config["num_key_value_heads"]
+    optional(draw, config, attention_bias=st.booleans(), mlp_bias=st.booleans())
+    return config
+
+
+@st.composite
+def mistral(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "mistral")
+    optional(draw, config, sliding_window=st.none() | st.integers(1, 32))
+    return config
+
+
+def experts(draw: st.DrawFn, config: Config, name: str) -> None:
+    """A number of experts under the family's name for it, and how many are active."""
+    config[name] = draw(st.integers(1, 6))
+    config["num_experts_per_tok"] = draw(st.integers(1, config[name]))
+
+
+@st.composite
+def mixtral(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "mixtral")
+    optional(draw, config, sliding_window=st.none() | st.integers(1, 32))
+    experts(draw, config, "num_local_experts")
+    return config
+
+
+def windows(draw: st.DrawFn, config: Config) -> None:
+    """Windows by rule or by list, of a size or of the family's default."""
+    kinds = st.sampled_from(["full_attention", "sliding_attention"])
+    layers = config["num_hidden_layers"]
+    optional(
+        draw,
+        config,
+        sliding_window=st.integers(1, 32),
+        layer_types=st.lists(kinds, min_size=layers, max_size=layers),
+    )
+
+
+@st.composite
+def qwen2(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "qwen2", head_dim=False)
+    windows(draw, config)
+    optional(draw, config, use_sliding_window=st.booleans(), max_window_layers=st.integers(0, 4))
+    return config
+
+
+@st.composite
+def qwen3(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "qwen3")
+    windows(draw, config)
+    optional(
+        draw,
+        config,
+        use_sliding_window=st.booleans(),
+        max_window_layers=st.integers(0, 4),
+        attention_bias=st.booleans(),
+    )
+    return config
+
+
+@st.composite
+def qwen3_moe(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "qwen3_moe")
+    experts(draw, config, "num_experts")
+    config["moe_intermediate_size"] = draw(st.integers(1, 20))
+    optional(
+        draw,
+        config,
+        attention_bias=st.booleans(),
+        norm_topk_prob=st.booleans(),
+        decoder_sparse_step=st.integers(1, 3),
+        mlp_only_layers=st.lists(st.integers(0, 3), max_size=2),
+    )
+    return config
+
+
+@st.composite
+def olmo(draw: st.DrawFn, model_type: str) -> Config:
+    config = grouped(draw, model_type, head_dim=False)
+    if draw(st.booleans()):
+        del config["num_key_value_heads"]
+    optional(draw, config, attention_bias=st.booleans())
+    if model_type == "olmo3":
+        windows(draw, config)
+    return config
+
+
+@st.composite
+def gemma3_text(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "gemma3_text", activation="hidden_activation")
+    windows(draw, config)
+    optional(
+        draw,
+        config,
+        attention_bias=st.booleans(),
+        sliding_window_pattern=st.integers(1, 4),
+        query_pre_attn_scalar=st.integers(1, 64),
+        final_logit_softcapping=st.floats(1.0, 50.0),
+    )
+    return config
+
+
+@st.composite
+def gemma3(draw: st.DrawFn) -> Config:
+    inner = draw(gemma3_text())
+    outer = {"model_type": "gemma3", "text_config": inner, "mm_tokens_per_image": 4}
+    if "tie_word_embeddings" in inner:
+        outer["tie_word_embeddings"] = inner["tie_word_embeddings"]
+    return outer
+
+
+@st.composite
+def deepseek_v3(draw: st.DrawFn, model_type: str) -> Config:
+    heads = draw(st.integers(1, 4))
+    groups = draw(st.integers(1, 3))
+    experts = groups * draw(st.integers(2, 4))
+    top_groups = draw(st.integers(1, groups))
+    config = {
+        "model_type": model_type,
+        "vocab_size": draw(st.integers(2, 40)),
+        "hidden_size": draw(st.integers(1, 24)),
+        "intermediate_size": draw(st.integers(1, 30)),
+        "moe_intermediate_size": draw(st.integers(1, 20)),
+        "num_hidden_layers": draw(st.integers(1, 4)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": draw(st.integers(1, 64)),
+        "kv_lora_rank": draw(st.integers(1, 12)),
+        "q_lora_rank": draw(st.none() | st.integers(1, 12)),
+        "qk_nope_head_dim": draw(st.integers(1, 8)),
+        "qk_rope_head_dim": 2 * draw(st.integers(1, 4)),
+        "v_head_dim": draw(st.integers(1, 8)),
+        "n_routed_experts": experts,
+        "n_shared_experts": draw(st.integers(1, 2)),
+        "num_experts_per_tok": draw(st.integers(1, experts // groups * top_groups)),
+        "first_k_dense_replace": draw(st.integers(0, 4)),
+        "n_group": groups,
+        "topk_group": top_groups,
+    }
+    optional(draw, config, tie_word_embeddings=st.booleans(), attention_bias=st.booleans())
+    return config
+
+
+@st.composite
+def gpt_oss(draw: st.DrawFn) -> Config:
+    config = grouped(draw, "gpt_oss")
+    experts(draw, config, "num_local_experts")
+    windows(draw, config)
+    optional(draw, config, attention_bias=st.booleans())
+    config.pop("hidden_act", None)
+    return config
+
+
+CONFIGS: dict[str, Callable[[], st.SearchStrategy[Config]]] = {
+    "deepseek_v3": lambda: deepseek_v3("deepseek_v3"),
+    "gemma3": gemma3,
+    "gemma3_text": gemma3_text,
+    "gpt2": gpt2,
+    "gpt_oss": gpt_oss,
+    "kimi_k2": lambda: deepseek_v3("kimi_k2"),
+    "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "olmo2": lambda: olmo("olmo2"),
+    "olmo3": lambda: olmo("olmo3"),
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+}
+DENSE = ("gemma3_text", "gpt2", "llama", "mistral", "olmo2", "olmo3", "qwen2", "qwen3")
+SPARSE = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
+
+
+def configs(*families: str) -> st.SearchStrategy[Config]:
+    """Small configs of these families, or of all."""
+    return st.one_of(*(CONFIGS[family]() for family in families or CONFIGS))
+
+
+def specs(*families: str) -> st.SearchStrategy[ModelSpec]:
+    """Small decoders of these families, or of all."""
+    return configs(*families).map(lambda config: huggingface.read(config).spec)

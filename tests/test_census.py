@@ -1,0 +1,131 @@
+"""The census against modules that nobody here wrote: names, shapes, counts, part by part."""
+
+import json
+from collections import Counter
+from fractions import Fraction
+from importlib import resources
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import census, huggingface, naming, params
+from accounting.authorities import huggingface as modules
+from accounting.census import Part, Weight
+from model.torch_decoder import Decoder
+from tests import strategies
+
+
+def published_config(name):
+    return json.loads(resources.files("accounting.published").joinpath(f"{name}.json").read_bytes())
+
+
+def assert_census_is_the_modules(config):
+    """Every tensor of Hugging Face's module is in the census once, and nothing else is."""
+    __tracebackhide__ = True
+    module = modules.build(config)
+    reading = huggingface.read(config)
+    bill = census.take(reading.spec)
+    # The module under the tower is a text model: its names carry no prefix of the whole.
+    family = reading.model_type if reading.model_type != "gemma3" else "gemma3_text"
+    ours = list(naming.published(bill, family))
+    theirs = modules.published(module)
+    assert {tensor.name: tensor.shape for tensor in ours} == theirs
+    assert len(ours) == len(theirs)
+
+    counts = params.count(bill)
+    assert counts.unique == modules.unique(module)
+    assert counts.stored == sum(torch.Size(shape).numel() for shape in theirs.values())
+    observed = Counter()
+    for tensor in ours:
+        (part,) = {weight.part for weight in tensor.weights}
+        observed[part] += torch.Size(theirs[tensor.name]).numel()
+    assert {part: count.stored for part, count in params.by_part(bill).items()} == dict(observed)
+
+
+@pytest.mark.parametrize("name", huggingface.published())
+def test_published_models_are_counted_to_the_last_tensor(name):
+    """The census of a full-size model has the tensors of Hugging Face's module on meta."""
+    assert_census_is_the_modules(published_config(name))
+
+
+@pytest.mark.parametrize("family", strategies.CONFIGS)
+@given(data=st.data())
+def test_random_models_are_counted_to_the_last_tensor(family, data):
+    """So has the census of a small model of any family, whatever its dials."""
+    assert_census_is_the_modules(data.draw(strategies.configs(family)))
+
+
+@pytest.mark.parametrize("family", strategies.DENSE)
+@given(data=st.data())
+def test_the_torch_decoder_has_the_tensors_of_the_census(family, data):
+    """The decoder's parameters have the names and the shapes of the census, one by one."""
+    spec = data.draw(strategies.specs(family))
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    expected = {weight.name: weight.shape for weight in census.take(spec).weights}
+    assert expected == {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
+
+
+@pytest.mark.parametrize("name", [n for n in huggingface.published() if huggingface.load(n).model_type in strategies.DENSE])
+def test_the_torch_decoder_has_the_published_size(name):
+    """The decoder of a published dense spec has the census's tensors at full size."""
+    spec = huggingface.load(name).spec
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    expected = {weight.name: weight.shape for weight in census.take(spec).weights}
+    assert expected == {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
+
+
+@given(spec=strategies.specs())
+def test_splits_add_up(spec):
+    """The counts by part and the counts by layer each add up to the counts."""
+    total = params.count(spec)
+    for split in (params.by_part(spec), params.by_layer(spec)):
+        for field in ("unique", "stored", "embedding", "non_embedding", "matmul", "active", "matmul_active"):
+            assert sum(getattr(count, field) for count in split.values()) == getattr(total, field)
+
+
+@given(spec=strategies.specs(*strategies.SPARSE))
+def test_expanding_changes_no_sum(spec):
+    """Experts in one entry and experts one by one are the same scalars under distinct names."""
+    weights = census.take(spec).weights
+    expanded = [copy for weight in weights for copy in weight.expand()]
+    assert sum(copy.scalars for copy in expanded) == sum(weight.scalars for weight in weights)
+    assert len({copy.name for copy in expanded}) == len(expanded) == sum(weight.copies for weight in weights)
+
+
+@given(spec=strategies.specs())
+def test_uses(spec):
+    """A tied table is multiplied by once and an untied one never; an expert k/E times."""
+    bill = census.take(spec)
+    table = bill.weights[0]
+    assert (table.part, table.uses) == (Part.EMBEDDING, Fraction(spec.tied))
+    for weight in bill.weights:
+        if weight.part in (Part.NORM, Part.BIAS, Part.POSITION):
+            assert weight.uses == 0
+        if weight.part is Part.HEAD:
+            assert weight.uses == 1 and not spec.tied
+        if "{expert}" in weight.name:
+            layer = spec.blocks[weight.layer].feed_forward
+            assert weight.active == layer.active and weight.copies == layer.experts
+
+
+def test_uses_of_an_expert_are_a_fraction():
+    """k/E stays exact: two of eight experts are a quarter of a use each."""
+    weight = Weight(name="e.{expert}", shape=(3, 5), part=Part.FEED_FORWARD, copies=8, active=2, multiplies=True)
+    assert (weight.uses, weight.scalars, weight.active_scalars) == (Fraction(1, 4), 120, 30)
+
+
+@given(spec=strategies.specs())
+def test_products_have_the_attentions_widths(spec):
+    """Each layer has one product of queries and keys and one of weights and values."""
+    products = census.take(spec).products
+    assert [(product.layer, product.kind) for product in products] == [
+        (layer, kind) for layer in range(len(spec.blocks)) for kind in ("scores", "mixture")
+    ]
+    for product in products:
+        attention = spec.blocks[product.layer].attention
+        width = attention.score_width if product.kind == "scores" else attention.value_width
+        assert (product.heads, product.width, product.window) == (attention.heads, width, attention.window)
