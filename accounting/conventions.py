@@ -11,3 +11,13 @@ def kaplan_parameters(spec: ModelSpec) -> int:
     does not see grouped heads, other widths or gated feed-forwards.
     """
     return 12 * len(spec.blocks) * spec.width**2
+
+
+def six_nd(parameters: int, tokens: int) -> int:
+    """6 N D: training FLOPs, two forward and four backward a parameter and token.
+
+    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. Exact for the weights that a token is
+    multiplied by, if ``parameters`` counts these (``matmul_active``); it leaves out the
+    products of attention, and charges lookups, norms and idle experts if N holds them.
+    """
+    return 6 * parameters * tokens
