@@ -1,0 +1,48 @@
+"""The arrows between the packages never run back, and counting loads no framework."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = {"jax", "numpy", "scipy", "torch", "transformers"}
+#: Rooms of accounting that may import a framework, and the third parties of the others.
+OBSERVERS = {"authorities"}
+THIRD_PARTIES = {"click", "msgspec", "tabulate"}
+LEDGER = {"jinja2", "pytest"}
+
+
+def imports(path):
+    """Names of the modules that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files(package):
+    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", files("accounting"))
+def test_accounting_knows_neither_model_nor_tests(path):
+    """What predicts never imports what is built; only observers import frameworks."""
+    tops = {name.split(".")[0] for name in imports(path)}
+    assert not tops & {"model", "tests"}
+    room = path.relative_to(ROOT / "accounting").parts[0]
+    if room not in OBSERVERS:
+        assert not tops & FRAMEWORKS
+        allowed = THIRD_PARTIES | (LEDGER if room == "ledger" else set())
+        assert tops - allowed <= {"accounting", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", files("model"))
+def test_model_knows_the_spec_and_its_framework(path):
+    """What is built never imports what predicts: of accounting it knows the spec."""
+    ours = {name for name in imports(path) if name.split(".")[0] in ("accounting", "tests")}
+    assert all(name == "accounting" or name.startswith("accounting.spec") for name in ours)

@@ -1,0 +1,185 @@
+"""What a run writes: the terminal, the page, its JSON and the Markdown summary."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounting.ledger import page, report
+from accounting.ledger.printed import parse
+from accounting.ledger.register import Register, load
+from accounting.ledger.tally import Entry, Outcome, tally
+
+REGISTER = load(Path(__file__).parents[2] / "fixtures" / "claims")
+VERDICTS = ("confirmed", "qualified", "refuted", "cited", "unrun", "failed")
+
+
+def decided(register: Register) -> tuple[Entry, ...]:
+    """All claims of the register, decided in turn in every way."""
+    documents = []
+    outcomes = {}
+    for document in register.documents:
+        claims = []
+        for position, claim in enumerate(document.claims):
+            verdict = VERDICTS[position % len(VERDICTS)]
+            claims.append(dataclasses.replace(claim, verdict=verdict, right="Another.", condition="If tied."))
+            reason = {"unrun": f"data:{position}", "failed": "it differs"}.get(verdict, "")
+            outcomes[claim.id] = Outcome(claim=claim.id, verdict=verdict, reason=reason, measured=("word " * 40,))
+        documents.append(dataclasses.replace(document, claims=tuple(claims)))
+    return tally(Register(tuple(documents)), outcomes)
+
+
+class Page(HTMLParser):
+    """The ids, links and texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "action", "srcset", "poster", "data"):
+                self.links.append(value or "")
+
+
+def test_terminal_fits_a_screen() -> None:
+    """Though every claim is decided, the ledger is one screen of 120 columns, and it stays within a narrow one."""
+    entries = decided(REGISTER)
+    wide = report.lines(entries, (), 120)
+    assert len(wide) <= 45
+    assert all(len(line) <= 120 for line in wide)
+    assert any(line.startswith("refuted  and ") for line in wide)
+    assert all(len(line) <= 80 for line in report.lines(entries, (), 80))
+
+
+def test_terminal_without_a_decision() -> None:
+    """Groups in which no test took a claim are one line."""
+    entries = tally(REGISTER, {})
+    assert len(report.lines(entries, (), 120)) == 1
+
+
+def test_terminal(project: Any) -> None:
+    """The terminal has the groups, what is refuted, what was not run and how to run it, and one sentence."""
+    project.claims(
+        project.record("demo.a.one", printed=["4.72M"], verdict="refuted", right="Five.", right_printed=["5.0M"]),
+        project.record("demo.b.one", needs=["data:text"]),
+        project.record("demo.c.one", verdict="open"),
+    )
+    result = project.run(
+        "@pytest.mark.claim('demo.a.one')\ndef test_a(claim): claim.measured(5_001_000); claim.right(5_001_000)\n"
+        "@pytest.mark.claim('demo.b.one')\ndef test_b(claim): claim.data('a.txt')"
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "x refuted  - unrun  . open",
+            "demo.a  1x *demo.b  1-",
+            "untouched: 1 group, 1 claim: 1 open",
+            "refuted  demo.a.one: 4.72M -> 5,001,000",
+            "unrun    1 for data:text: pytest --ledger-data=DIR",
+            "written to *ledger.html",
+            "3 claims: 1 refuted, 1 unrun, 1 open",
+        ]
+    )
+
+
+def test_json(project: Any) -> None:
+    """The JSON has every claim's record with what the run found, and what is left out."""
+    left_out = {"id": "demo.excl.one", "where": "2", "says": "Big is better.", "reason": "opinion"}
+    record = project.record(printed=["4.72M"], run="make one")
+    project.claims(record, excluded=[left_out])
+    project.run("@pytest.mark.claim('demo.a.one')\ndef test_one(claim): claim.measured(4_723_000)")
+    ledger = project.ledger()
+    assert ledger["schema"] == "sixnd.ledger/1"
+    assert ledger["summary"]["confirmed"] == 1
+    assert sum(ledger["summary"].values()) == 1
+    assert ledger["environment"].keys() >= {"python", "platform"}
+    assert ledger["excluded"] == [left_out]
+    record["run_with"] = record.pop("run")
+    assert ledger["claims"] == [
+        record
+        | {
+            "run": "confirmed",
+            "reason": "",
+            "measured": ["4,723,000"],
+            "difference": ["+0.30"],
+            "measured_right": [],
+            "measured_otherwise": [],
+            "tests": ["test_demo.py::test_one"],
+        }
+    ]
+
+
+def test_page_has_every_claim() -> None:
+    """Each claim, and each statement that is left out, has an anchor of its own."""
+    text = page.as_html(REGISTER, tally(REGISTER, {}), page.environment())
+    ids = Page(text).ids
+    assert len(ids) == len(set(ids))
+    assert set(ids) >= {*REGISTER.claims, *(entry.id for entry in REGISTER.excluded)}
+
+
+def test_page_is_self_contained() -> None:
+    """The page loads nothing: its links stay within it, and it asks for no other resource."""
+    text = page.as_html(REGISTER, decided(REGISTER), page.environment())
+    found = Page(text)
+    assert found.links
+    assert all(link.startswith("#") for link in found.links)
+    assert not found.tags & {"link", "img", "iframe", "object", "embed", "base"}
+    assert not re.search(r"url\(|@import|fetch\(|import\(", text)
+
+
+def test_page_escapes(project: Any) -> None:
+    """What a register says is text, whatever it looks like."""
+    bad = "<script>alert('x')</script> & \"more\""
+    record = project.record(says=bad, value=bad, where=bad, condition=bad, right=bad, source=bad, verdict="qualified")
+    project.claims(record)
+    project.run(f"@pytest.mark.claim('demo.a.one')\ndef test_one(claim): claim.holds(False, {bad!r})")
+    text = (project.path / "ledger.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert text.count("&lt;script&gt;alert") >= 6
+
+
+def test_page_details() -> None:
+    """A row has the condition, the right value, the source and the command that runs the claim alone."""
+    claim = dataclasses.replace(
+        next(iter(REGISTER.claims.values())),
+        verdict="qualified",
+        condition="When tied.",
+        right="Five.",
+        right_printed=(parse("5.0M"),),
+        source="A paper",
+    )
+    document = dataclasses.replace(REGISTER.documents[0], claims=(claim,), excluded=())
+    register = Register((document,))
+    outcome = Outcome(claim=claim.id, verdict="qualified", measured=("4,7",), otherwise=("6,1",))
+    text = page.as_html(register, tally(register, {"test": outcome}), {})
+    for part in ("When tied.", "Five.", "5.0M", "A paper", "4,7", "6,1", f"pytest --claim {claim.id}"):
+        assert part in text
+    assert "1 claim in 1 document: 1 true under a condition." in text
+
+
+def test_page_path(project: Any) -> None:
+    """The JSON lies beside the page, in a folder that is made; a page named .json would overwrite it."""
+    project.claims(project.record(verdict="open"))
+    project.run("", "--ledger=out/page.html")
+    assert (project.path / "out" / "page.html").exists()
+    assert (project.path / "out" / "page.json").exists()
+    assert project.run("", "--ledger=ledger.json").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_markdown(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GitHub the job's summary has the counts and what is refuted, after what was there."""
+    summary = project.write("summary.md", "before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    project.take(project.record(verdict="refuted", right="Five."), "claim.holds(False, 'five')")
+    text = summary.read_text()
+    assert text.startswith("before\n## Ledger\n\n1 claim: 1 refuted\n")
+    assert "- refuted: `demo.a.one: 4.72M -> five`" in text

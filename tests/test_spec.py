@@ -1,0 +1,55 @@
+"""The spec refuses what no decoder can be, and names the field."""
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from accounting.spec import Attention, Experts, FeedForward, LatentAttention, Norm, Rotary, Router, SpecError
+from model.recipes import tutor
+
+ATTENTION = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+LATENT = {"heads": 2, "kv_rank": 4, "nope_head_dim": 4, "rope_head_dim": 2, "value_head_dim": 4}
+EXPERT = FeedForward(width=8, activation="silu", gated=True)
+
+
+IMPOSSIBLE = [
+    (lambda: Norm(kind="rms", bias=True), "norm.bias"),
+    (lambda: Rotary(base=1e4, dim=3), "rotary.dim"),
+    (lambda: Rotary(base=1.0, dim=4), "rotary.base"),
+    (lambda: Rotary(base=float("nan"), dim=4), "rotary.base"),
+    (lambda: Attention(**{**ATTENTION, "heads": 0}), "heads"),
+    (lambda: Attention(**{**ATTENTION, "heads": True}), "heads"),
+    (lambda: Attention(**{**ATTENTION, "head_dim": 8.0}), "head_dim"),
+    (lambda: Attention(**{**ATTENTION, "kv_heads": 3}), "kv_heads"),
+    (lambda: Attention(**ATTENTION, window=0), "window"),
+    (lambda: Attention(**ATTENTION, rotary=Rotary(base=1e4, dim=10)), "rotary.dim"),
+    (lambda: Attention(heads=2**16, kv_heads=1, head_dim=2**9), "heads * head_dim"),
+    (lambda: LatentAttention(**LATENT, rotary=Rotary(base=1e4, dim=4)), "rotary.dim"),
+    (lambda: LatentAttention(**{**LATENT, "kv_rank": -1}, rotary=Rotary(base=1e4, dim=2)), "kv_rank"),
+    (lambda: FeedForward(width=0, activation="silu", gated=True), "feed_forward.width"),
+    (lambda: Experts(experts=4, active=5, expert=EXPERT), "active"),
+    (lambda: Experts(experts=4, active=0, expert=EXPERT), "active"),
+    (lambda: Experts(experts=4, active=1, expert=EXPERT, router=Router(groups=3)), "router.groups"),
+    (lambda: Experts(experts=4, active=3, expert=EXPERT, router=Router(groups=2)), "active"),
+    (lambda: Router(groups=2, top_groups=3), "router.top_groups"),
+    (lambda: replace(tutor(), vocab=0), "vocab"),
+    (lambda: replace(tutor(), blocks=()), "layers"),
+    (lambda: replace(tutor(), context=2**31), "context"),
+]
+
+
+@pytest.mark.parametrize(("make", "field"), IMPOSSIBLE, ids=range(len(IMPOSSIBLE)))
+def test_an_impossible_value_names_its_field(make, field):
+    """The error has the field and one line that says what was expected."""
+    with pytest.raises(SpecError) as error:
+        make()
+    assert error.value.field == field
+    assert "\n" not in str(error.value)
+
+
+def test_a_spec_is_a_value():
+    """Specs compare by content, can be hashed, and cannot be changed."""
+    assert tutor() == tutor() and hash(tutor()) == hash(tutor())
+    assert replace(tutor(), vocab=10) != tutor()
+    with pytest.raises(FrozenInstanceError):
+        tutor().vocab = 10
