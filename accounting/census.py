@@ -102,9 +102,6 @@ class Census:
             weights=tuple(filter(chosen, self.weights)), buffers=tuple(filter(chosen, self.buffers)), products=()
         )
 
-    def __bool__(self) -> bool:
-        return bool(self.weights or self.buffers)
-
 
 def take(spec: ModelSpec) -> Census:
     """The census of a decoder, in the order in which a token meets its tensors."""

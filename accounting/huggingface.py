@@ -35,7 +35,7 @@ INERT = frozenset(
     attn_implementation attention_dropout attn_pdrop auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
     cache_implementation chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
     early_stopping embd_pdrop encoder_no_repeat_ngram_size ep_size exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id id2label initial_context_length initializer_range
+    finetuning_task forced_bos_token_id forced_eos_token_id id2label initial_context_length initializer_range is_decoder
     keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type name_or_path
     no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
     output_hidden_states output_router_logits output_scores prefix pretraining_tp problem_type
@@ -46,6 +46,14 @@ INERT = frozenset(
     transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()
 )
+#: Fields that say nothing at the one value that a decoder-only model has.
+INERT_AT: dict[str, Any] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
 TOKEN_FIELD = re.compile(r"[a-z_]+_token_(id|ids|index)")
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
@@ -218,15 +226,22 @@ def _convert(fields: dict[str, Any], into: type[Fields]) -> Fields:
     kept = {}
     for name, value in fields.items():
         field = known.get(name)
-        if field is None and (value is None or name in INERT or TOKEN_FIELD.fullmatch(name)):
-            continue
-        if field is not None and value is None and not (field.required or _takes_null(field.type)):
-            continue
-        kept[name] = value
+        if field is None:
+            if not _inert(name, value):
+                kept[name] = value
+        elif value is not None or field.required or _takes_null(field.type):
+            kept[name] = value
     try:
         return msgspec.convert(kept, into)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kept) from None
+
+
+def _inert(name: str, value: Any) -> bool:
+    """Whether a field that the family does not have leaves the decoder as it is."""
+    if value is None or name in INERT or TOKEN_FIELD.fullmatch(name):
+        return True
+    return name in INERT_AT and INERT_AT[name] == value
 
 
 def _takes_null(annotation: Any) -> bool:

@@ -37,10 +37,10 @@ class Published:
     weights: tuple[Weight, ...]
 
 
-def _linear(pairs: Mapping[str, str], *suffixes: str, **layout: bool) -> dict[str, Layout]:
+def _linear(pairs: Mapping[str, str], *suffixes: str, transposed: bool = False) -> dict[str, Layout]:
     """Modules that keep their weight and bias: canonical name to published name."""
     return {
-        f"{published}{suffix}": Layout(sources=(f"{canonical}{suffix}",), **layout)
+        f"{published}{suffix}": Layout(sources=(f"{canonical}{suffix}",), transposed=transposed)
         for canonical, published in pairs.items()
         for suffix in suffixes or (".weight", ".bias")
     }
@@ -211,7 +211,6 @@ def published(census: Census, model_type: str) -> Iterator[Published]:
 
 
 def _shape(layout: Layout, weights: tuple[Weight, ...]) -> tuple[int, ...]:
-    rows, *rest = weights[0].shape
-    joined = (sum(weight.shape[0] for weight in weights), *rest)
+    joined = (sum(weight.shape[0] for weight in weights), *weights[0].shape[1:])
     matrix = joined[::-1] if layout.transposed else joined
     return (weights[0].copies, *matrix) if layout.stacked else matrix

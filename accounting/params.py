@@ -3,10 +3,14 @@
 "Parameters" is at least seven numbers, so nothing here returns "the" count.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from accounting.census import Census, Part, take
+from accounting.census import Census, Part, Weight, take
 from accounting.spec import ModelSpec
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +55,18 @@ def count(model: ModelSpec | Census) -> Parameters:
 
 def by_part(model: ModelSpec | Census) -> dict[Part, Parameters]:
     """The counts of each part that the decoder has; they add up to ``count``."""
-    census = model if isinstance(model, Census) else take(model)
-    return {part: count(some) for part in Part if (some := census.where(lambda tensor: tensor.part is part))}
+    return _split(model, lambda tensor: tensor.part)
 
 
 def by_layer(model: ModelSpec | Census) -> dict[int | None, Parameters]:
     """The counts of each block, and under None of what stands outside the blocks."""
+    return _split(model, lambda tensor: tensor.layer)
+
+
+def _split(model: ModelSpec | Census, key: Callable[[Weight], Key]) -> dict[Key, Parameters]:
     census = model if isinstance(model, Census) else take(model)
-    layers = dict.fromkeys(tensor.layer for tensor in census.weights)
-    return {layer: count(census.where(lambda tensor: tensor.layer == layer)) for layer in layers}
+
+    def those(value: Key) -> Census:
+        return census.where(lambda tensor: key(tensor) == value)
+
+    return {value: count(those(value)) for value in dict.fromkeys(map(key, census.weights))}

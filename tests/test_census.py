@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from accounting import census, huggingface, naming, params
 from accounting.authorities import huggingface as modules
 from accounting.census import Part, Weight
+from accounting.huggingface import load
 from model.torch_decoder import Decoder
 from tests import strategies
 
@@ -68,10 +69,10 @@ def test_the_torch_decoder_has_the_tensors_of_the_census(family, data):
     assert expected == {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
 
 
-@pytest.mark.parametrize("name", [n for n in huggingface.published() if huggingface.load(n).model_type in strategies.DENSE])
+@pytest.mark.parametrize("name", [n for n in huggingface.published() if load(n).model_type in strategies.DENSE])
 def test_the_torch_decoder_has_the_published_size(name):
     """The decoder of a published dense spec has the census's tensors at full size."""
-    spec = huggingface.load(name).spec
+    spec = load(name).spec
     with torch.device("meta"):
         decoder = Decoder(spec)
     expected = {weight.name: weight.shape for weight in census.take(spec).weights}

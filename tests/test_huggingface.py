@@ -139,6 +139,14 @@ def test_a_missing_size_is_not_guessed(field):
     assert f"{field}: missing" in refused(config)
 
 
+def test_fields_of_other_models_are_inert_at_their_usual_value():
+    """Older files write every default; a value that would change the decoder is refused."""
+    usual = {"is_encoder_decoder": False, "pruned_heads": {}, "is_decoder": True, "bos_token_id": 1, "top_p": 0.9}
+    assert read({**LLAMA, **usual}).spec == read(LLAMA).spec
+    assert "is_encoder_decoder: a field that is not known" in refused({**LLAMA, "is_encoder_decoder": True})
+    assert "pruned_heads: a field that is not known" in refused({**LLAMA, "pruned_heads": {"0": [1]}})
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -272,9 +280,7 @@ def test_window_and_positions_are_those_of_the_configuration_class(data):
     family = data.draw(st.sampled_from(["qwen2", "qwen3", "olmo3", "gemma3_text", "gpt_oss"]))
     config = data.draw(strategies.configs(family))
     theirs = CONFIG_MAPPING[family].from_dict({**config})
-    expected = [
-        theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types
-    ]
+    expected = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
     assert [block.attention.window for block in read(config).spec.blocks] == expected
 
 

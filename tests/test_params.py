@@ -12,6 +12,7 @@ from accounting.authorities import huggingface as modules
 from accounting.census import Part
 from accounting.huggingface import load, read
 from accounting.spec import Attention, Block, Experts, FeedForward, ModelSpec, Norm, Router
+from model.recipes import tutor
 from model.torch_decoder import Decoder
 from tests import strategies
 
@@ -160,7 +161,7 @@ def test_full_groups_are_multi_head_attention(spec):
 
 def test_tying_shares_one_object_and_cloning_unties():
     """A tied head is the table itself; a clone under the head's name is V d scalars more."""
-    decoder = Decoder(read({"model_type": "gpt2", "vocab_size": 9, "n_positions": 6, "n_embd": 8, "n_layer": 3, "n_head": 2}).spec)
+    decoder = Decoder(tutor())
     assert decoder.head.weight is decoder.embedding.weight
     tied = modules.unique(decoder)
     decoder.head.weight = torch.nn.Parameter(decoder.embedding.weight.clone())

@@ -27,7 +27,8 @@ def build(config: Mapping[str, Any], device: str = "meta", **options: Any) -> Pr
     fields.pop("quantization_config")
     settings = CONFIG_MAPPING[SAME_MODULE.get(model_type, model_type)].from_dict(fields)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(settings, **options)
+        module: PreTrainedModel = AutoModelForCausalLM.from_config(settings, **options)
+    return module
 
 
 def unique(module: torch.nn.Module) -> int:

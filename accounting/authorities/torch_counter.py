@@ -34,7 +34,7 @@ class _Watch(TorchDispatchMode):
     """Notes each heavy operator that runs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.met: Counter[Any] = Counter()
 
     def __torch_dispatch__(

@@ -279,9 +279,7 @@ class GroupedConfig(RotaryConfig, kw_only=True):
         if len(kinds) != self.num_hidden_layers:
             raise SpecError("layer_types", f"expected {self.num_hidden_layers} entries, got {len(kinds)}")
         attention = {kind: self.attention(kind) for kind in dict.fromkeys(kinds)}
-        return self.decoder(
-            [self.block(attention[kind], self.feed_forward(layer)) for layer, kind in enumerate(kinds)]
-        )
+        return self.decoder([self.block(attention[kind], self.feed_forward(layer)) for layer, kind in enumerate(kinds)])
 
 
 class WindowedConfig(GroupedConfig, kw_only=True):

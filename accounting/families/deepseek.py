@@ -130,7 +130,7 @@ class DeepseekV3(RotaryConfig, kw_only=True):
             for weight in layer.weights
             if weight.layer is not None and weight.multiplies and weight.part is not census.Part.ROUTER
         )
-        return [Extra(name="fp8_scales", scalars=scales, note=f"a scale for each {rows} x {columns} of a linear weight")]
+        return [Extra(name="fp8_scales", scalars=scales, note=f"one for each {rows} x {columns} of a linear weight")]
 
     def prediction_block(self) -> census.Census:
         """The block of a prediction layer."""

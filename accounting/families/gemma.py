@@ -10,12 +10,12 @@ from accounting.families.base import (
     ACTIVATIONS,
     ActivationName,
     Count,
-    LayerType,
     Layers,
+    LayerType,
     Positions,
     Positive,
-    WindowedConfig,
     Width,
+    WindowedConfig,
     pattern,
 )
 from accounting.spec import Activation, Attention, Block, Experts, FeedForward, ModelSpec, Norm, Rotary
@@ -40,7 +40,8 @@ class Gemma3(WindowedConfig, kw_only=True):
     num_attention_heads: Count = 8
     num_key_value_heads: Count = 4
     head_dim: Width = 256
-    hidden_act: None = None
+    # The family calls it hidden_activation, and refuses the other name.
+    hidden_act: None = None  # type: ignore[assignment]
     hidden_activation: ActivationName = "gelu_pytorch_tanh"
     max_position_embeddings: Positions = 131_072
     tie_word_embeddings: bool = True

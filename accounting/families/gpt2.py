@@ -1,6 +1,16 @@
 """GPT-2 (Radford et al., 2019)."""
 
-from accounting.families.base import ACTIVATIONS, ActivationName, Config, Count, Extra, Layers, Positive, Width, quotient
+from accounting.families.base import (
+    ACTIVATIONS,
+    ActivationName,
+    Config,
+    Count,
+    Extra,
+    Layers,
+    Positive,
+    Width,
+    quotient,
+)
 from accounting.spec import Attention, Block, FeedForward, ModelSpec, Norm, SpecError
 
 

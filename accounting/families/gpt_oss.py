@@ -11,8 +11,8 @@ from accounting.families.base import (
     Positions,
     Positive,
     RopeParameters,
-    WindowedConfig,
     Width,
+    WindowedConfig,
     pattern,
 )
 from accounting.spec import Attention, Experts, ModelSpec, Router, SpecError
@@ -42,9 +42,7 @@ class GptOss(WindowedConfig, kw_only=True):
 
     def section(self, kind: LayerType) -> RopeParameters:
         if self.rope_scaling is None and self.rope_parameters is None:
-            return RopeParameters(
-                rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
-            )
+            return RopeParameters(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)
         return super().section(kind)
 
     def attention(self, kind: LayerType) -> Attention:
@@ -65,8 +63,11 @@ class GptOss(WindowedConfig, kw_only=True):
     def extras(self, spec: ModelSpec) -> list[Extra]:
         extras = super().extras(spec)
         if self.quantization == "mxfp4":
-            experts = [weight for weight in census.take(spec).weights if "{expert}" in weight.name and weight.multiplies]
-            scales = sum(weight.copies * weight.shape[0] * -(-weight.shape[1] // MXFP4_BLOCK) for weight in experts)
+            scales = sum(
+                weight.copies * weight.shape[0] * -(-weight.shape[1] // MXFP4_BLOCK)
+                for weight in census.take(spec).weights
+                if "{expert}" in weight.name and weight.multiplies
+            )
             note = f"a scale for each {MXFP4_BLOCK} weights along an expert's input"
             extras.append(Extra(name="mxfp4_scales", scalars=scales, note=note))
         return extras

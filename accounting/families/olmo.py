@@ -30,9 +30,7 @@ class Olmo3(WindowedConfig, kw_only=True):
 
     def attention(self, kind: LayerType) -> Attention:
         bias = self.attention_bias
-        return replace(
-            super().attention(kind), bias=bias, output_bias=bias, qk_norm=self.norm, qk_norm_span="full"
-        )
+        return replace(super().attention(kind), bias=bias, output_bias=bias, qk_norm=self.norm, qk_norm_span="full")
 
     def block(self, attention: Attention, feed_forward: FeedForward | Experts) -> Block:
         return Block(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from accounting.families.base import Count, LayerType, Natural, WindowedConfig, Width
+from accounting.families.base import Count, LayerType, Natural, Width, WindowedConfig
 from accounting.spec import Attention, Experts, FeedForward, Router
 
 
@@ -35,12 +35,9 @@ class Qwen2(WindowedConfig, kw_only=True):
         return replace(super().attention(kind), bias=True)
 
 
-class Qwen3(Qwen2, kw_only=True):
-    """``model_type`` qwen3 (arXiv 2505.09388): a norm on the query and key of each head, no biases."""
+class HeadNormed(Qwen2, kw_only=True):
+    """Qwen 3's attention (arXiv 2505.09388): a norm on the query and key of each head, no biases."""
 
-    classes = frozenset({"Qwen3ForCausalLM"})
-
-    head_dim: Width = 128
     attention_bias: bool = False
 
     def attention(self, kind: LayerType) -> Attention:
@@ -48,13 +45,20 @@ class Qwen3(Qwen2, kw_only=True):
         return replace(super().attention(kind), bias=bias, output_bias=bias, qk_norm=self.norm)
 
 
-class Qwen3Moe(Qwen3, kw_only=True):
+class Qwen3(HeadNormed, kw_only=True):
+    """``model_type`` qwen3 (arXiv 2505.09388): the dense models."""
+
+    classes = frozenset({"Qwen3ForCausalLM"})
+
+    head_dim: Width = 128
+
+
+class Qwen3Moe(HeadNormed, kw_only=True):
     """``model_type`` qwen3_moe (arXiv 2505.09388): experts on every layer that is not named as dense."""
 
     classes = frozenset({"Qwen3MoeForCausalLM"})
-    names = {**Qwen3.names, "experts": "num_experts"}
+    names = {**HeadNormed.names, "experts": "num_experts"}
 
-    head_dim: Width | None = None
     moe_intermediate_size: Width
     num_experts: Count
     num_experts_per_tok: Count

@@ -83,7 +83,7 @@ def test_no_register(tmp_path: Path) -> None:
 
 
 def test_bad_register_stops_the_run(project: Any) -> None:
-    """pytest reports a mistake in the register as one line, before any test."""
+    """Pytest reports a mistake in the register as one line, before any test."""
     result = project.take(project.record(sais="x"), "claim.holds(True, 'seen')")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: demo.toml: demo.a.one: unknown field 'sais'"])
