@@ -85,7 +85,7 @@ class RotaryScaling:
 
     kind: Literal["linear", "llama3", "yarn"]
     factor: float
-    original_context: int | None = None
+    original_context: int
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     beta_fast: float = 32.0
@@ -94,6 +94,11 @@ class RotaryScaling:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise SpecError("rotary.scaling.factor", f"expected a positive number, got {self.factor}")
+        _size("rotary.scaling.original_context", self.original_context, MAX_POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

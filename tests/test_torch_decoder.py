@@ -1,0 +1,684 @@
+"""The PyTorch decoder computes what its spec says, and what Hugging Face's own modules compute."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accounting.spec import (
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    ModelSpec,
+    Norm,
+    Rotary,
+    RotaryScaling,
+)
+from model.recipes import RECIPES, tutor
+from model.torch_decoder import Decoder
+
+VOCAB, CONTEXT = 13, 16
+GPT2 = RECIPES["d2l-gpt2"]
+
+norms = st.one_of(
+    st.builds(Norm, kind=st.just("rms"), unit_offset=st.booleans()),
+    st.builds(Norm, kind=st.just("layer"), bias=st.booleans(), eps=st.just(1e-5)),
+)
+scalings = st.one_of(
+    st.none(),
+    st.just(RotaryScaling(kind="linear", factor=4.0, original_context=64)),
+    st.just(RotaryScaling(kind="llama3", factor=8.0, original_context=8)),
+    st.just(RotaryScaling(kind="yarn", factor=4.0, original_context=64)),
+)
+
+
+@st.composite
+def dense_blocks(draw: st.DrawFn) -> Block:
+    """A block of any dense architecture, its attention windowed or not."""
+    kv_heads, group, head_dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3])), 8
+    rotary = st.builds(
+        Rotary,
+        base=st.sampled_from([100.0, 10_000.0]),
+        dim=st.sampled_from([2, 4, head_dim]),
+        interleaved=st.booleans(),
+        scaling=scalings,
+    )
+    attention = Attention(
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        qk_norm=draw(st.none() | norms),
+        qk_norm_span=draw(st.sampled_from(["head", "full"])),
+        window=draw(st.none() | st.integers(1, CONTEXT)),
+        rotary=draw(st.none() | rotary),
+        scale=draw(st.sampled_from([None, 0.1])),
+    )
+    feed_forward = FeedForward(
+        width=draw(st.sampled_from([8, 20])),
+        activation=draw(st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"])),
+        gated=draw(st.booleans()),
+        bias=draw(st.booleans()),
+    )
+    around = ("attention_norm", "attention_post_norm", "feed_forward_norm", "feed_forward_post_norm")
+    return Block(attention=attention, feed_forward=feed_forward, **{name: draw(st.none() | norms) for name in around})
+
+
+@st.composite
+def dense_specs(draw: st.DrawFn, layers: tuple[int, int] = (1, 2)) -> ModelSpec:
+    """A decoder of any dense architecture, small."""
+    return ModelSpec(
+        vocab=VOCAB,
+        width=16,
+        context=CONTEXT,
+        blocks=tuple(draw(st.lists(dense_blocks(), min_size=layers[0], max_size=layers[1]))),
+        final_norm=draw(norms),
+        tied=draw(st.booleans()),
+        learned_positions=draw(st.booleans()),
+        embedding_scale=draw(st.sampled_from([None, 4.0])),
+        logit_softcap=draw(st.sampled_from([None, 3.0])),
+    )
+
+
+seeds = st.integers(0, 2**31)
+kinds = pytest.mark.parametrize("kind", ["eager", "fused"])
+
+
+@torch.no_grad()
+def randomise(module: nn.Module, seed: int = 0, std: float = 0.3) -> None:
+    """Draw every parameter, so that norms and biases have a say in what is compared."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.normal_(0, std, generator=generator)
+
+
+def built(spec: ModelSpec, kind: str = "fused", seed: int = 0, dtype: torch.dtype = torch.float64) -> Decoder:
+    """A decoder with every parameter drawn."""
+    decoder = Decoder(spec, attention=kind).to(dtype)
+    randomise(decoder, seed)
+    return decoder
+
+
+def some_tokens(seed: int = 0, length: int = 12, batch: int = 2, vocab: int = VOCAB) -> Tensor:
+    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(expected: Tensor, actual: Tensor, relative: float) -> None:
+    """Equal within ``relative`` of the largest expected number."""
+    __tracebackhide__ = True
+    error = (expected - actual).abs().max().item()
+    largest = expected.abs().max().item()
+    assert error <= relative * largest, (
+        f"off by {error:g} where the largest is {largest:g} (allowed {relative:g} of it)"
+    )
+
+
+def plain_block(**attention: object) -> Block:
+    """A pre-norm block of width 16 with the given attention."""
+    arguments: dict[str, object] = {"heads": 2, "kv_heads": 2, "head_dim": 8} | attention
+    return Block(
+        attention=Attention(**arguments),
+        feed_forward=FeedForward(width=20, activation="silu", gated=True),
+        attention_norm=Norm(),
+        feed_forward_norm=Norm(),
+    )
+
+
+def plain(*blocks: Block, **fields: object) -> ModelSpec:
+    arguments: dict[str, object] = {"vocab": VOCAB, "width": 16, "context": CONTEXT, "final_norm": Norm(), "tied": True}
+    return ModelSpec(**(arguments | {"blocks": blocks or (plain_block(),)} | fields))
+
+
+def test_every_parameter_has_its_canonical_name_and_shape() -> None:
+    """Names and shapes are the ones that the census, the naming tables and the JAX twin rely on."""
+    layer, rms = Norm(kind="layer", bias=True), Norm()
+    block = Block(
+        attention=Attention(heads=6, kv_heads=2, head_dim=4, bias=True, output_bias=True, qk_norm=layer),
+        feed_forward=FeedForward(width=20, activation="gelu", gated=True, bias=True),
+        attention_norm=layer,
+        attention_post_norm=rms,
+        feed_forward_norm=layer,
+        feed_forward_post_norm=rms,
+    )
+    bare = Block(
+        attention=Attention(heads=6, kv_heads=2, head_dim=4, qk_norm=rms, qk_norm_span="full"),
+        feed_forward=FeedForward(width=20, activation="gelu", gated=False),
+    )
+    spec = plain(block, bare, final_norm=layer, tied=False, learned_positions=True)
+    expected = {
+        "embedding.weight": (13, 16),
+        "position.weight": (16, 16),
+        "blocks.0.attention_norm.weight": (16,),
+        "blocks.0.attention_norm.bias": (16,),
+        "blocks.0.attention.query.weight": (24, 16),
+        "blocks.0.attention.query.bias": (24,),
+        "blocks.0.attention.key.weight": (8, 16),
+        "blocks.0.attention.key.bias": (8,),
+        "blocks.0.attention.value.weight": (8, 16),
+        "blocks.0.attention.value.bias": (8,),
+        "blocks.0.attention.output.weight": (16, 24),
+        "blocks.0.attention.output.bias": (16,),
+        "blocks.0.attention.query_norm.weight": (4,),
+        "blocks.0.attention.query_norm.bias": (4,),
+        "blocks.0.attention.key_norm.weight": (4,),
+        "blocks.0.attention.key_norm.bias": (4,),
+        "blocks.0.attention_post_norm.weight": (16,),
+        "blocks.0.feed_forward_norm.weight": (16,),
+        "blocks.0.feed_forward_norm.bias": (16,),
+        "blocks.0.feed_forward.gate.weight": (20, 16),
+        "blocks.0.feed_forward.gate.bias": (20,),
+        "blocks.0.feed_forward.up.weight": (20, 16),
+        "blocks.0.feed_forward.up.bias": (20,),
+        "blocks.0.feed_forward.down.weight": (16, 20),
+        "blocks.0.feed_forward.down.bias": (16,),
+        "blocks.0.feed_forward_post_norm.weight": (16,),
+        "blocks.1.attention.query.weight": (24, 16),
+        "blocks.1.attention.key.weight": (8, 16),
+        "blocks.1.attention.value.weight": (8, 16),
+        "blocks.1.attention.output.weight": (16, 24),
+        "blocks.1.attention.query_norm.weight": (24,),
+        "blocks.1.attention.key_norm.weight": (8,),
+        "blocks.1.feed_forward.up.weight": (20, 16),
+        "blocks.1.feed_forward.down.weight": (16, 20),
+        "norm.weight": (16,),
+        "norm.bias": (16,),
+        "head.weight": (13, 16),
+    }
+    assert expected == {name: tuple(tensor.shape) for name, tensor in Decoder(spec).state_dict().items()}
+
+
+@kinds
+def test_a_tied_head_is_the_token_table(kind: str) -> None:
+    """Tied, the head's weight and the token table are one Parameter object; untied, they are two."""
+    tied, untied = Decoder(tutor(), attention=kind), Decoder(tutor(tied=False), attention=kind)
+    assert tied.head.weight is tied.embedding.weight
+    assert untied.head.weight is not untied.embedding.weight
+
+
+@pytest.mark.parametrize(("kind", "masks"), [("eager", 3 * 6 * 6), ("fused", 0)])
+def test_state_dict_of_the_toy_lists_the_table_twice_and_every_mask(kind: str, masks: int) -> None:
+    """The toy's state holds its 2,752 parameters, the tied head again (72), and in eager mode 108 mask entries."""
+    state = Decoder(tutor(), attention=kind).state_dict()
+    assert 2_752 + 72 + masks == sum(tensor.numel() for tensor in state.values())
+    assert masks == sum(tensor.numel() for name, tensor in state.items() if name.endswith(".attention.mask"))
+
+
+def test_eager_mask_shows_a_token_its_window() -> None:
+    """Row i of the mask is true on the last W positions up to i, the token itself included."""
+    masks = [
+        block.attention.mask for block in Decoder(plain(plain_block(window=3), plain_block()), attention="eager").blocks
+    ]
+    expected = [[[0 <= i - j < window for j in range(CONTEXT)] for i in range(CONTEXT)] for window in (3, CONTEXT)]
+    assert expected == [mask.tolist() for mask in masks]
+    assert masks[0].dtype is torch.bool
+
+
+@kinds
+@given(spec=dense_specs(), position=st.integers(0, 11), seed=seeds)
+@settings(deadline=None)
+def test_a_token_changes_nothing_before_it(kind: str, spec: ModelSpec, position: int, seed: int) -> None:
+    """Changing token t leaves every logit before t as it was, and changes the logits at t."""
+    decoder, before = built(spec, kind, seed), some_tokens(seed)
+    after = before.clone()
+    after[:, position] = (after[:, position] + 1) % VOCAB
+    with torch.no_grad():
+        change = (decoder(after) - decoder(before)).abs().amax((0, 2))
+    assert bool((change[:position] <= 1e-12).all())
+    assert change[position] > 1e-6
+
+
+@kinds
+@given(window=st.integers(1, 12), position=st.integers(0, 11), seed=seeds, rotary=st.booleans())
+@settings(deadline=None)
+def test_a_window_counts_the_token_itself(kind: str, window: int, position: int, seed: int, rotary: bool) -> None:
+    """Through one layer with window W, token s reaches the logits of positions s to s + W - 1 and no others."""
+    block = plain_block(window=window, rotary=Rotary(base=100.0, dim=8) if rotary else None)
+    decoder, before = built(plain(block), kind, seed), some_tokens(seed)
+    after = before.clone()
+    after[:, position] = (after[:, position] + 1) % VOCAB
+    with torch.no_grad():
+        change = (decoder(after) - decoder(before)).abs().amax((0, 2))
+    expected = list(range(position, min(position + window, 12)))
+    assert expected == (change > 1e-12).nonzero().flatten().tolist()
+
+
+# float32 within 1e-5 and float64 within 1e-12 of the largest logit: roughly a hundred units of rounding,
+# for sums of some dozens of terms through two layers.
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
+@given(spec=dense_specs(), seed=seeds)
+@settings(deadline=None)
+def test_eager_and_fused_attention_agree(dtype: torch.dtype, relative: float, spec: ModelSpec, seed: int) -> None:
+    """The attention that is written out and PyTorch's fused kernel give the same logits."""
+    eager = built(spec, "eager", seed, dtype)
+    fused = Decoder(spec, attention="fused").to(dtype)
+    fused.load_state_dict({name: tensor for name, tensor in eager.state_dict().items() if not name.endswith("mask")})
+    with torch.no_grad():
+        assert_close(eager(some_tokens(seed)), fused(some_tokens(seed)), relative)
+
+
+@kinds
+@given(spec=dense_specs(), seed=seeds)
+@settings(deadline=None)
+def test_every_parameter_gets_a_finite_gradient(kind: str, spec: ModelSpec, seed: int) -> None:
+    """After a backward pass each parameter has a gradient, and it is finite."""
+    decoder = built(spec, kind, seed)
+    tokens = some_tokens(seed)
+    nn.functional.cross_entropy(decoder(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
+    for name, parameter in decoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+class DevicesOfResults(TorchDispatchMode):
+    """Records the device type of every tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves(result)
+        self.seen.update(leaf.device.type for leaf in leaves if isinstance(leaf, Tensor))
+        return result
+
+
+GEMMA_LIKE = plain(
+    plain_block(
+        heads=32, kv_heads=16, head_dim=128, qk_norm=Norm(), window=1024, rotary=Rotary(base=10_000.0, dim=128)
+    ),
+    plain_block(
+        heads=32,
+        kv_heads=16,
+        head_dim=128,
+        rotary=Rotary(base=1e6, dim=128, scaling=RotaryScaling(kind="yarn", factor=4.0, original_context=32_768)),
+    ),
+    vocab=262_208,
+    width=5_376,
+    context=131_072,
+)
+
+
+@kinds
+@pytest.mark.parametrize("spec", [GPT2, GEMMA_LIKE], ids=["gpt2", "gemma-like"])
+def test_meta_construction_and_forward_allocate_nothing(kind: str, spec: ModelSpec) -> None:
+    """Under the meta device every tensor that building and running the decoder makes is on meta."""
+    devices = DevicesOfResults()
+    with devices, torch.device("meta"):
+        decoder = Decoder(spec, attention=kind)
+        logits = decoder(torch.zeros(1, 1024, dtype=torch.int64))
+    assert (1, 1024, spec.vocab) == tuple(logits.shape)
+    assert {"meta"} == devices.seen
+
+
+@kinds
+def test_a_decoder_made_on_meta_runs_after_to_empty(kind: str) -> None:
+    """to_empty, initialise and a loaded state give the logits, the masks and the tied head of the original."""
+    rotary = Rotary(base=100.0, dim=8)
+    spec = plain(plain_block(window=3, rotary=rotary), plain_block(rotary=rotary))
+    original = built(spec, kind, dtype=torch.float32)
+    with torch.device("meta"):
+        decoder = Decoder(spec, attention=kind)
+    decoder.to_empty(device="cpu")
+    decoder.initialise()
+    assert decoder.head.weight is decoder.embedding.weight
+    assert {name: mask.tolist() for name, mask in original.named_buffers()} == {
+        name: mask.tolist() for name, mask in decoder.named_buffers()
+    }
+    decoder.load_state_dict(original.state_dict())
+    assert torch.equal(original(some_tokens()), decoder(some_tokens()))
+
+
+def test_initial_weights_are_gpt2s() -> None:
+    """Matrices and tables have deviation 0.02, residual projections 0.02 / sqrt(2 L), norms are identities."""
+    offset = replace(
+        plain_block(), attention_norm=Norm(unit_offset=True), feed_forward_norm=Norm(kind="layer", bias=True)
+    )
+    wide = replace(
+        offset,
+        attention=replace(offset.attention, heads=8, kv_heads=8, head_dim=32, bias=True, output_bias=True),
+        feed_forward=replace(offset.feed_forward, width=512, bias=True),
+    )
+    torch.manual_seed(0)
+    decoder = Decoder(plain(*(wide,) * 4, vocab=512, width=256, context=256, learned_positions=True))
+    for name, parameter in decoder.named_parameters():
+        if parameter.ndim == 2:
+            residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+            expected = 0.02 / math.sqrt(8) if residual else 0.02
+            # 65,536 draws or more: the deviation's own standard error is 0.28 %, and 2 % is seven of these.
+            assert expected == pytest.approx(parameter.std().item(), rel=0.02), name
+        else:
+            identity = name.endswith("weight") and not name.endswith("attention_norm.weight")
+            assert bool((parameter == float(identity)).all()), name
+
+
+@kinds
+def test_a_sequence_longer_than_the_context_is_refused(kind: str) -> None:
+    """A sequence as long as the context runs; one token more is an error in one line."""
+    decoder = Decoder(tutor(), attention=kind)
+    assert (2, 6, 9) == tuple(decoder(some_tokens(length=6, vocab=9)).shape)
+    with pytest.raises(ValueError, match=r"^a sequence of 7 tokens is longer than the context of 6$"):
+        decoder(some_tokens(length=7, vocab=9))
+
+
+LATENT = LatentAttention(
+    heads=2, kv_rank=8, nope_head_dim=8, rope_head_dim=4, value_head_dim=8, rotary=Rotary(base=100.0, dim=4)
+)
+GATED = FeedForward(width=20, activation="silu", gated=True)
+
+
+@pytest.mark.parametrize(
+    ("block", "named"),
+    [
+        (replace(plain_block(), attention=LATENT), "LatentAttention"),
+        (plain_block(sinks=True), "attention sinks"),
+        (plain_block(softcap=50.0), "attention softcap"),
+        (replace(plain_block(), feed_forward=Experts(experts=4, active=2, expert=GATED)), "Experts"),
+        (replace(plain_block(), feed_forward=replace(GATED, clamp=7.0)), "clamp"),
+        (replace(plain_block(), feed_forward=replace(GATED, gain=1.702)), "gain"),
+    ],
+    ids=["latent", "sinks", "softcap", "experts", "clamp", "gain"],
+)
+def test_a_component_that_is_not_built_is_refused_by_name(block: Block, named: str) -> None:
+    """What the decoder cannot compute it refuses to build, and says what it is."""
+    with pytest.raises(ValueError, match=rf"^this decoder does not build .*{named}"):
+        Decoder(plain(plain_block(), block))
+
+
+def test_an_unknown_attention_is_refused() -> None:
+    """An attention that does not exist is an error that lists those that do."""
+    with pytest.raises(ValueError, match=r"^attention: expected one of \('eager', 'fused'\), got 'flash'$"):
+        Decoder(tutor(), attention="flash")
+
+
+@kinds
+def test_bfloat16_stays_bfloat16(kind: str) -> None:
+    """Tables computed in float32 do not leak into the dtype of the logits."""
+    spec = plain(plain_block(rotary=Rotary(base=100.0, dim=8), window=4, qk_norm=Norm()))
+    assert built(spec, kind, dtype=torch.bfloat16)(some_tokens()).dtype is torch.bfloat16
+
+
+# Parity with Hugging Face: the same weights, copied by a mapping of names written here for each family.
+
+TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+QK_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+POST_NORMS = {
+    "attention_post_norm": "post_attention_layernorm",
+    "feed_forward_post_norm": "post_feedforward_layernorm",
+}
+NO_PRE_NORMS = {ours: theirs for ours, theirs in LAYER.items() if not ours.endswith("_norm")}
+GPT2_TOP = {
+    "embedding": "transformer.wte",
+    "position": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+GPT2_LAYER = {
+    "attention_norm": "ln_1",
+    "attention.query": "attn.c_attn.0",
+    "attention.key": "attn.c_attn.1",
+    "attention.value": "attn.c_attn.2",
+    "attention.output": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.up": "mlp.c_fc",
+    "feed_forward.down": "mlp.c_proj",
+}
+
+
+def names(layer: dict[str, str], top: dict[str, str] = TOP, layers: str = "model.layers") -> dict[str, str]:
+    """Our names to theirs in a model of two blocks, without ``.weight`` and ``.bias``."""
+    blocks = {f"blocks.{i}.{ours}": f"{layers}.{i}.{theirs}" for i in range(2) for ours, theirs in layer.items()}
+    return top | blocks
+
+
+def split(state: dict[str, Tensor], name: str, parts: int) -> dict[str, Tensor]:
+    """The state with each fused ``name`` cut along its outputs into ``name.0``, ``name.1``, ..."""
+    result = {}
+    for key, tensor in state.items():
+        for index, part in enumerate(tensor.chunk(parts) if f".{name}." in key else (tensor,)):
+            result[key.replace(f".{name}.", f".{name}.{index}.")] = part
+    return result
+
+
+def gpt2_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """GPT-2's Conv1D weights are (in, out)."""
+    turned = {key: tensor.T if ".c_" in key and tensor.ndim == 2 else tensor for key, tensor in state.items()}
+    return split(turned, "c_attn", 3)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A tiny configuration of a Hugging Face family, and the spec that should be the same function."""
+
+    config: Callable[[], transformers.PreTrainedConfig]
+    spec: ModelSpec
+    names: dict[str, str]
+    unfuse: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+
+    def canonical(self, module: nn.Module) -> dict[str, Tensor]:
+        """The module's tensors under our names."""
+        state = self.unfuse(module.state_dict())
+        return {
+            f"{ours}.{kind}": state[f"{theirs}.{kind}"]
+            for ours, theirs in self.names.items()
+            for kind in ("weight", "bias")
+            if f"{theirs}.{kind}" in state
+        }
+
+
+COMMON = {
+    "vocab_size": 29,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "attn_implementation": "eager",
+}
+RMS = Norm()
+SILU = FeedForward(width=40, activation="silu", gated=True)
+
+
+def family(
+    *attentions: dict[str, object],
+    norms: tuple[str, ...] = ("attention_norm", "feed_forward_norm"),
+    norm: Norm = RMS,
+    feed_forward: FeedForward = SILU,
+    **fields: object,
+) -> ModelSpec:
+    """Blocks of width 32 with four query heads and two key/value heads of 8, one for each of ``attentions``."""
+    grouped: dict[str, object] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+    blocks = tuple(
+        Block(attention=Attention(**(grouped | own)), feed_forward=feed_forward, **dict.fromkeys(norms, norm))
+        for own in attentions
+    )
+    arguments: dict[str, object] = {"vocab": 29, "width": 32, "context": 64, "final_norm": norm, "tied": False}
+    return ModelSpec(**(arguments | {"blocks": blocks} | fields))
+
+
+def llama(rope: dict[str, object], scaling: RotaryScaling | None) -> Peer:
+    rotary = Rotary(base=100.0, dim=8, scaling=scaling)
+    parameters = {"rope_theta": 100.0} | rope
+    return Peer(
+        lambda: transformers.LlamaConfig(**COMMON, rope_parameters=parameters),
+        family({"rotary": rotary}, {"rotary": rotary}),
+        names(LAYER),
+    )
+
+
+def rope(dim: int, base: float, **fields: object) -> dict[str, object]:
+    return {"rotary": Rotary(base=base, dim=dim, **fields)}
+
+
+LAYER_NORM = Norm(kind="layer", eps=1e-5, bias=True)
+GPT2_ATTENTION = {"kv_heads": 4, "bias": True, "output_bias": True}
+QWEN3_ATTENTION = rope(16, 1e6) | {"head_dim": 16, "qk_norm": Norm()}
+GEMMA_NORM = Norm(unit_offset=True)
+GEMMA_ATTENTION = {"head_dim": 16, "qk_norm": GEMMA_NORM, "scale": 24**-0.5}
+
+PEERS = {
+    "gpt2": Peer(
+        lambda: transformers.GPT2Config(
+            vocab_size=29,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            bos_token_id=0,
+            eos_token_id=0,
+            attn_implementation="eager",
+        ),
+        family(
+            GPT2_ATTENTION,
+            GPT2_ATTENTION,
+            norm=LAYER_NORM,
+            feed_forward=FeedForward(width=128, activation="gelu_tanh", gated=False, bias=True),
+            tied=True,
+            learned_positions=True,
+        ),
+        names(GPT2_LAYER, GPT2_TOP, "transformer.h"),
+        gpt2_state,
+    ),
+    "llama": llama({"rope_type": "default"}, None),
+    "llama-linear": llama(
+        {"rope_type": "linear", "factor": 4.0}, RotaryScaling(kind="linear", factor=4.0, original_context=64)
+    ),
+    "llama-llama3": llama(
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+        RotaryScaling(kind="llama3", factor=8.0, original_context=16),
+    ),
+    "llama-yarn": llama(
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        RotaryScaling(kind="yarn", factor=4.0, original_context=128),
+    ),
+    "llama-yarn-mscale": llama(
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 8.0,
+            "beta_slow": 2.0,
+            "mscale": 2.0,
+            "mscale_all_dim": 0.5,
+            "truncate": False,
+        },
+        RotaryScaling(
+            kind="yarn",
+            factor=4.0,
+            original_context=128,
+            beta_fast=8.0,
+            beta_slow=2.0,
+            mscale=2.0,
+            mscale_all_dim=0.5,
+            truncate=False,
+        ),
+    ),
+    "mistral": Peer(
+        lambda: transformers.MistralConfig(**COMMON, sliding_window=5, rope_parameters={"rope_theta": 100.0}),
+        family(*(rope(8, 100.0) | {"window": 5},) * 2),
+        names(LAYER),
+    ),
+    "qwen2": Peer(
+        lambda: transformers.Qwen2Config(
+            **COMMON, use_sliding_window=False, tie_word_embeddings=True, rope_parameters={"rope_theta": 1e6}
+        ),
+        family(*(rope(8, 1e6) | {"bias": True},) * 2, tied=True),
+        names(LAYER),
+    ),
+    "qwen3": Peer(
+        lambda: transformers.Qwen3Config(**COMMON, head_dim=16, rope_parameters={"rope_theta": 1e6}),
+        family(QWEN3_ATTENTION, QWEN3_ATTENTION),
+        names(LAYER | QK_NORMS),
+    ),
+    "olmo2": Peer(
+        lambda: transformers.Olmo2Config(**COMMON, rope_parameters={"rope_theta": 100.0}),
+        family(
+            *(rope(8, 100.0) | {"qk_norm": Norm(), "qk_norm_span": "full"},) * 2,
+            norms=("attention_post_norm", "feed_forward_post_norm"),
+        ),
+        names(NO_PRE_NORMS | QK_NORMS | POST_NORMS),
+    ),
+    "gemma3": Peer(
+        lambda: transformers.Gemma3TextConfig(
+            **COMMON,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+            final_logit_softcapping=3.0,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+            },
+        ),
+        family(
+            GEMMA_ATTENTION | rope(16, 100.0) | {"window": 5},
+            GEMMA_ATTENTION | rope(16, 1e4, scaling=RotaryScaling(kind="linear", factor=8.0, original_context=64)),
+            norms=("attention_norm", "attention_post_norm", "feed_forward_norm", "feed_forward_post_norm"),
+            norm=GEMMA_NORM,
+            feed_forward=replace(SILU, activation="gelu_tanh"),
+            tied=True,
+            embedding_scale=32**0.5,
+            logit_softcap=3.0,
+        ),
+        names(LAYER | QK_NORMS | POST_NORMS | {"feed_forward_norm": "pre_feedforward_layernorm"}),
+    ),
+    "glm": Peer(
+        lambda: transformers.GlmConfig(
+            **COMMON,
+            head_dim=16,
+            attention_bias=True,
+            rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        ),
+        family(*(rope(8, 100.0, interleaved=True) | {"bias": True, "head_dim": 16},) * 2),
+        names(LAYER | {"feed_forward.gate": "mlp.gate_up_proj.0", "feed_forward.up": "mlp.gate_up_proj.1"}),
+        unfuse=lambda state: split(state, "gate_up_proj", 2),
+    ),
+}
+
+
+@kinds
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_logits_are_those_of_hugging_faces_module(peer: Peer, kind: str) -> None:
+    """On the same random weights the decoder's logits are within 1e-4 of the largest of Hugging Face's own."""
+    theirs = transformers.AutoModelForCausalLM.from_config(peer.config()).eval()
+    randomise(theirs)
+    ours = Decoder(peer.spec, attention=kind)
+    ours.load_state_dict(
+        peer.canonical(theirs) | {name: mask for name, mask in ours.state_dict().items() if name.endswith(".mask")}
+    )
+    tokens = some_tokens(length=20, vocab=29)
+    with torch.no_grad():
+        assert_close(theirs(tokens, use_cache=False).logits, ours(tokens), 1e-4)
