@@ -82,6 +82,21 @@ def published() -> list[str]:
     return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
 
 
+def published_config(name: str) -> dict[str, Any]:
+    """The fields of a published config.
+
+    Raises InputError for a name that is not among ``published()``.
+    """
+    if name not in published():
+        raise InputError(name, f"not a published model ({', '.join(published())})")
+    fields: dict[str, Any] = json.loads(_published_bytes(name))
+    return fields
+
+
+def _published_bytes(name: str) -> bytes:
+    return resources.files("accounting.published").joinpath(f"{name}.json").read_bytes()
+
+
 def sources() -> dict[str, Any]:
     """Where each published config is published, by name."""
     return tomllib.loads(resources.files("accounting.published").joinpath("sources.toml").read_text("utf-8"))
@@ -102,7 +117,7 @@ def load(config: str | Path) -> Reading:
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return read(files.read(path, CONFIG_LIMIT), name=name, path=str(path))
     if (name := str(config)) in published():
-        return read(resources.files("accounting.published").joinpath(f"{name}.json").read_bytes(), name=name)
+        return read(_published_bytes(name), name=name)
     raise InputError(config, f"no such file or folder, and not a published model ({', '.join(published())})")
 
 

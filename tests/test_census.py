@@ -1,9 +1,7 @@
 """The census against modules that nobody here wrote: names, shapes, counts, part by part."""
 
-import json
 from collections import Counter
 from fractions import Fraction
-from importlib import resources
 
 import pytest
 import torch
@@ -16,10 +14,6 @@ from accounting.census import Part, Weight
 from accounting.huggingface import load
 from model.torch_decoder import Decoder
 from tests import strategies
-
-
-def published_config(name):
-    return json.loads(resources.files("accounting.published").joinpath(f"{name}.json").read_bytes())
 
 
 def assert_census_is_the_modules(config):
@@ -48,7 +42,7 @@ def assert_census_is_the_modules(config):
 @pytest.mark.parametrize("name", huggingface.published())
 def test_published_models_are_counted_to_the_last_tensor(name):
     """The census of a full-size model has the tensors of Hugging Face's module on meta."""
-    assert_census_is_the_modules(published_config(name))
+    assert_census_is_the_modules(huggingface.published_config(name))
 
 
 @pytest.mark.parametrize("family", strategies.CONFIGS)

@@ -1,8 +1,6 @@
 """FLOPs of a forward pass, equal to what torch's counter sees, to the last one."""
 
 import dataclasses
-import json
-from importlib import resources
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from accounting import flops
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
-from accounting.huggingface import load
+from accounting.huggingface import load, published_config
 from model.torch_decoder import Decoder
 from tests import strategies
 
@@ -26,11 +24,10 @@ def counted(config, batch, seq):
 
 def test_gpt2_at_its_context():
     """GPT-2, one sequence of 1,024 tokens: linear maps and head, and attention."""
-    config = json.loads(resources.files("accounting.published").joinpath("gpt2.json").read_bytes())
     predicted = flops.forward(load("gpt2").spec, seq=1024)
     assert predicted.linear + predicted.head == 252_993_601_536
     assert predicted.scores + predicted.mixture == 38_654_705_664
-    assert predicted.total == counted(config, 1, 1024)
+    assert predicted.total == counted(published_config("gpt2"), 1, 1024)
 
 
 @pytest.mark.parametrize("family", strategies.DENSE)

@@ -387,8 +387,10 @@ def test_a_folder_a_file_and_a_name(tmp_path):
     assert by_folder == by_file
     assert (by_folder.name, by_folder.path) == ("tiny", str(folder / "config.json"))
     assert load("gpt2").path is None
-    with pytest.raises(InputError, match="not a published model"):
-        load(tmp_path / "absent")
+    assert read(huggingface.published_config("gpt2")).spec == load("gpt2").spec
+    for find in (load, huggingface.published_config):
+        with pytest.raises(InputError, match="not a published model"):
+            find("absent")
 
 
 def test_hostile_files_are_not_opened(tmp_path):
