@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Generator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -82,6 +83,7 @@ class LedgerRun:
         self._outcomes: dict[str, Outcome] = {}
         self._entries: tuple[Entry, ...] = ()
         self._missing: tuple[str, ...] = ()
+        self._skipped: Counter[str] = Counter()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,6 +134,8 @@ class LedgerRun:
         for name, value in report.user_properties:
             if name == _PROPERTY and isinstance(value, dict):
                 self._outcomes[report.nodeid] = Outcome(**value)
+        if report.skipped and report.nodeid not in self._outcomes and isinstance(report.longrepr, tuple):
+            self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         unusable = exitstatus in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
@@ -153,7 +157,7 @@ class LedgerRun:
             return
         terminalreporter.write_sep("=", "ledger")
         if terminalreporter.verbosity >= 0:
-            for line in report.lines(self._entries, self._missing, terminalreporter._tw.fullwidth):
+            for line in report.lines(self._entries, self._missing, terminalreporter._tw.fullwidth, self._skipped):
                 terminalreporter.write_line(line)
         if self._config.option.ledger:
             terminalreporter.write_line(f"written to {self._page_path}")

@@ -1,7 +1,7 @@
 """The ledger in the terminal and in Markdown: what a run found, on one screen."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from textwrap import wrap
 
@@ -34,13 +34,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def lines(entries: tuple[Entry, ...], missing: tuple[str, ...], width: int) -> list[str]:
-    """The ledger for a terminal of so many columns."""
+def lines(entries: tuple[Entry, ...], missing: tuple[str, ...], width: int, skipped: Mapping[str, int]) -> list[str]:
+    """The ledger for a terminal of so many columns; ``skipped`` are tests of no claim, by reason."""
+    besides = [f"{plural(number, 'test')} of no claim: {reason}" for reason, number in skipped.items()]
     return [
         *_groups(entries, width),
         *_capped("refuted", [line for entry in entries if (line := _refutation(entry))], _REFUTED, width),
         *_capped("unrun", _unrun(entries), _REASONS, width),
         *_capped("failed", [f"{e.claim.id}: {e.reason}" for e in entries if e.state == "failed"], _FAILED, width),
+        *_capped("skipped", besides, _REASONS, width),
         *_without_test(missing, width),
     ]
 

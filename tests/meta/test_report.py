@@ -54,17 +54,17 @@ class Page(HTMLParser):
 def test_terminal_fits_a_screen() -> None:
     """Though every claim is decided, the ledger is one screen of 120 columns, and it stays within a narrow one."""
     entries = decided(REGISTER)
-    wide = report.lines(entries, (), 120)
+    wide = report.lines(entries, (), 120, {})
     assert len(wide) <= 45
     assert all(len(line) <= 120 for line in wide)
     assert any(line.startswith("refuted  and ") for line in wide)
-    assert all(len(line) <= 80 for line in report.lines(entries, (), 80))
+    assert all(len(line) <= 80 for line in report.lines(entries, (), 80, {}))
 
 
 def test_terminal_without_a_decision() -> None:
     """Groups in which no test took a claim are one line."""
     entries = tally(REGISTER, {})
-    assert len(report.lines(entries, (), 120)) == 1
+    assert len(report.lines(entries, (), 120, {})) == 1
 
 
 def test_terminal(project: Any) -> None:

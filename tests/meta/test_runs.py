@@ -115,6 +115,14 @@ def test_verdict_without_a_test(demo: Any, arguments: list[str]) -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [[], ["-n1"]], ids=" ".join)
+def test_a_skip_besides_the_claims_is_shown(demo: Any, arguments: list[str]) -> None:
+    """A test of no claim may be skipped, and the ledger says how many were and why."""
+    skips = "@pytest.mark.parametrize('i', [1, 2])\ndef test_three(i): pytest.skip('needs a moon')"
+    result = demo.run(f"{PASSING}\n{skips}", *arguments)
+    result.stdout.fnmatch_lines(["skipped  2 tests of no claim: needs a moon"])
+
+
 def test_no_test_at_all(demo: Any) -> None:
     """A run that collects nothing has tested no verdict."""
     assert demo.run("").ret == pytest.ExitCode.TESTS_FAILED
