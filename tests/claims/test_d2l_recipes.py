@@ -1,10 +1,8 @@
 """Dive into Deep Learning 11.7.3: rows of the table of open models as arguments of one constructor."""
 
-import json
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
-from importlib import resources
 from inspect import signature
 
 import jax
@@ -66,7 +64,7 @@ QK_NORMS = ("q_norm.weight", "k_norm.weight")
 @cache
 def published(name):
     """Hugging Face's module of a published config."""
-    return modules.build(json.loads(resources.files("accounting.published").joinpath(f"{name}.json").read_bytes()))
+    return modules.build(huggingface.published_config(name))
 
 
 def shapes(module, *without):

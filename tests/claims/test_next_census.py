@@ -1,15 +1,11 @@
 """Part 1 of "next": the toy GPT counted tensor by tensor."""
 
 import dataclasses
-import json
 import re
 from fractions import Fraction
-from functools import lru_cache
-from importlib import resources
 
 import pytest
 import torch
-from hypothesis import given, settings
 
 from accounting import census, conventions, flops, naming, params
 from accounting import huggingface as configs
@@ -19,49 +15,7 @@ from accounting.census import Part
 from accounting.ledger import case
 from model.recipes import tutor
 from model.torch_decoder import Decoder
-from tests import strategies
-
-FIELDS = {"vocab": "vocab_size", "width": "n_embd", "context": "n_positions", "layers": "n_layer", "heads": "n_head"}
-TOY = {"vocab": 9, "width": 8, "context": 6, "layers": 3, "heads": 2}
-GPT2 = {"vocab": 50257, "width": 768, "context": 1024, "layers": 12, "heads": 12}
-SHAPES = strategies.configs("gpt2").map(lambda config: {ours: config[theirs] for ours, theirs in FIELDS.items()})
-FEW = settings(max_examples=settings().max_examples // 10)  # each one builds two modules
-
-
-@lru_cache
-def decoder(**dials):
-    with torch.device("meta"):
-        return Decoder(tutor(**dials), attention="eager")
-
-
-@lru_cache
-def gpt2(*, tied=True, **dials):
-    """Hugging Face's GPT-2 of the same shape."""
-    config = {FIELDS[name]: value for name, value in dials.items()}
-    return modules.build({"model_type": "gpt2", "tie_word_embeddings": tied, **config})
-
-
-def predicted(**dials):
-    return params.count(tutor(**dials)).unique
-
-
-def built(**dials):
-    """Scalars in the distinct parameters of both modules, which must be as many."""
-    ours, theirs = modules.unique(decoder(**dials)), modules.unique(gpt2(**dials))
-    assert ours == theirs
-    return ours
-
-
-def everywhere(stated):
-    """Whether `stated` is true of the toy, of GPT-2's shape and of shapes drawn at random."""
-
-    @FEW
-    @given(dials=SHAPES)
-    def drawn(dials):
-        assert stated(dials)
-
-    drawn()
-    return stated(TOY) and stated(GPT2)
+from tests.toys import GPT2, TOY, built, decoder, everywhere, gpt2, predicted
 
 
 def scalars(spec, pattern):
@@ -357,7 +311,7 @@ def test_twelve_is_no_law(claim):
     coefficients = {}
     for name in ("gpt2", "llama-3.1-8b", "qwen2.5-1.5b"):
         spec = configs.load(name).spec
-        module = modules.build(json.loads(resources.files("accounting.published").joinpath(f"{name}.json").read_text()))
+        module = modules.build(configs.published_config(name))
         layer = module.transformer.h[0] if name == "gpt2" else module.model.layers[0]
         matrices = sum(tensor.numel() for tensor in layer.parameters() if tensor.ndim == 2)
         assert matrices == params.by_layer(spec)[0].matmul

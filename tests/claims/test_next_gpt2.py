@@ -1,8 +1,6 @@
 """Part 3 of "next": the shape of GPT-2 small, built on the meta device."""
 
-import json
 from fractions import Fraction
-from importlib import resources
 
 import pytest
 import torch
@@ -16,10 +14,10 @@ from accounting.census import Part
 from accounting.ledger import case
 from model.recipes import tutor
 from model.torch_decoder import Decoder
+from tests.toys import GPT2
 
 SPEC = configs.load("gpt2").spec
-CONFIG = json.loads(resources.files("accounting.published").joinpath("gpt2.json").read_text())
-SHAPE = {"vocab": 50257, "width": 768, "context": 1024, "layers": 12, "heads": 12}
+CONFIG = configs.published_config("gpt2")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def theirs():
 @pytest.fixture(scope="module")
 def ours():
     """The toy's decoder in GPT-2's shape."""
-    return on_meta(**SHAPE)
+    return on_meta(**GPT2)
 
 
 def on_meta(**dials):
@@ -118,7 +116,7 @@ def test_meta_tensors_hold_no_data(claim, ours):
     tensors = list(ours.parameters())
     seen = {(tensor.is_meta, tensor.dtype, tensor.untyped_storage().data_ptr()) for tensor in tensors}
     shapes = {name: tuple(tensor.shape) for name, tensor in ours.named_parameters()}
-    assert shapes == {weight.name: weight.shape for weight in census.take(tutor(**SHAPE)).weights}
+    assert shapes == {weight.name: weight.shape for weight in census.take(tutor(**GPT2)).weights}
     with pytest.raises(RuntimeError, match="meta"):
         tensors[0].flatten()[0].item()
     claim.holds(seen == {(True, torch.float32, 0)}, f"{len(tensors)} parameters, all {seen}; item() raises")
@@ -128,7 +126,7 @@ def test_meta_tensors_hold_no_data(claim, ours):
 def test_meta_modules_are_counted_as_real_ones(claim, ours):
     """A toy on meta counts as the real one does, and GPT-2's shape on meta as predicted from its published config."""
     toy = [modules.unique(module) for module in (Decoder(tutor()), on_meta())]
-    large = [modules.unique(ours), params.count(tutor(**SHAPE)).unique, params.count(SPEC).unique]
+    large = [modules.unique(ours), params.count(tutor(**GPT2)).unique, params.count(SPEC).unique]
     held = all(tensor.is_meta for tensor in ours.parameters()) and len(set(toy)) == len(set(large)) == 1
     claim.holds(held, f"real and on meta {toy}, on meta and predicted {large}")
 
@@ -144,7 +142,7 @@ def allocated(build):
 @pytest.mark.claim("next.part3.meta_memory")
 def test_meta_modules_take_no_memory(claim):
     """Building GPT-2's shape on meta allocates nothing; building the toy allocates its weights at least."""
-    large, toy = allocated(lambda: on_meta(**SHAPE)), allocated(lambda: Decoder(tutor(), attention="eager"))
+    large, toy = allocated(lambda: on_meta(**GPT2)), allocated(lambda: Decoder(tutor(), attention="eager"))
     assert toy >= memory.weight_bytes(tutor(), "float32")
     claim.holds(large == 0, f"{large} bytes of {memory.weight_bytes(SPEC, 'float32'):,}; the real toy took {toy:,}")
 
@@ -152,7 +150,7 @@ def test_meta_modules_take_no_memory(claim):
 @pytest.mark.claim("next.part3.not_checkpoint")
 def test_equal_shapes_are_no_checkpoint(claim, theirs):
     """The shapes are the checkpoint's; each draw of weights is another, and GPT-2's activation gives other logits."""
-    tensors = naming.published(census.take(tutor(**SHAPE)), "gpt2")
+    tensors = naming.published(census.take(tutor(**GPT2)), "gpt2")
     same_shapes = {tensor.name: tensor.shape for tensor in tensors} == modules.published(theirs)
     assert not torch.equal(Decoder(tutor()).embedding.weight, Decoder(tutor()).embedding.weight)
 

@@ -15,11 +15,11 @@ from accounting.authorities import torch_counter
 from accounting.spec import SpecError
 from model.recipes import tutor
 from model.torch_decoder import Decoder
+from tests.toys import GPT2
 
 TOKENS = torch.arange(6)[None]
 TARGETS = TOKENS + 1
 DOUBLED = ({}, {"layers": 6}, {"width": 16}, {"vocab": 18}, {"context": 12}, {"heads": 4})
-GPT2 = {"vocab": 50257, "width": 768, "context": 1024, "layers": 12, "heads": 12}
 
 
 def eager(**dials):
