@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
+from typing import Literal
 
 from accounting.spec import Attention, Block, Experts, FeedForward, LatentAttention, ModelSpec, Norm
 
@@ -81,7 +82,7 @@ class Product:
     may reach, the token included (None: to the start).
     """
 
-    kind: str
+    kind: Literal["scores", "mixture"]
     layer: int
     heads: int
     width: int
@@ -116,11 +117,12 @@ def take(spec: ModelSpec) -> Census:
         for weight in bills[block]:
             here = replace(weight, name=f"blocks.{layer}.{weight.name}", layer=layer)
             (buffers if weight.name == SELECTION_BIAS else weights).append(here)
-        attention = block.attention
-        for kind, width in (("scores", attention.score_width), ("mixture", attention.value_width)):
-            products.append(
-                Product(kind=kind, layer=layer, heads=attention.heads, width=width, window=attention.window)
-            )
+        heads, window = block.attention.heads, block.attention.window
+        scores, mixture = block.attention.score_width, block.attention.value_width
+        products += [
+            Product(kind="scores", layer=layer, heads=heads, width=scores, window=window),
+            Product(kind="mixture", layer=layer, heads=heads, width=mixture, window=window),
+        ]
     weights += _norm("norm", spec.width, spec.final_norm)
     if not spec.tied:
         weights.append(Weight(name="head.weight", shape=table, part=Part.HEAD, multiplies=True))

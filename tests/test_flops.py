@@ -1,50 +1,223 @@
-"""FLOPs of a forward pass, equal to what torch's counter sees, to the last one."""
+"""FLOPs, equal to what torch's counter sees in modules, to the last one."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting import flops
+from accounting import adapters, census, flops, pairs
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
-from accounting.huggingface import load, published_config
+from accounting.huggingface import load, published_config, read
+from accounting.spec import Experts
 from model.torch_decoder import Decoder
 from tests import strategies
 
+FEWER = settings(max_examples=settings().max_examples // 10)  # each one runs a module forward and back
+LENGTHS = st.integers(1, 9)
 
-def counted(config, batch, seq):
-    """FLOPs of Hugging Face's module on meta, with products that the counter knows."""
-    module = modules.build(config, attn_implementation="eager")
-    tokens, mask = torch.zeros((2, batch, seq), dtype=torch.long, device="meta")
-    return torch_counter.count(lambda: module(tokens, attention_mask=mask + 1, use_cache=False))
+
+def step(config, batch, seq):
+    """FLOPs of a forward pass and of a whole step of Hugging Face's module, with products that are counted."""
+    module = modules.build(config, attn_implementation="eager", experts_implementation="batched_mm")
+    tokens = torch.zeros((batch, seq), dtype=torch.long, device="meta")
+
+    def run():
+        return module(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits.sum()
+
+    return torch_counter.count(run), torch_counter.count(lambda: run().backward())
 
 
 def test_gpt2_at_its_context():
-    """GPT-2, one sequence of 1,024 tokens: linear maps and head, and attention."""
-    predicted = flops.forward(load("gpt2").spec, seq=1024)
+    """GPT-2, one sequence of 1,024 tokens with full pairs: linear maps and head, and attention."""
+    predicted = flops.forward(load("gpt2").spec, seq=1024, pairs=pairs.full)
     assert predicted.linear + predicted.head == 252_993_601_536
     assert predicted.scores + predicted.mixture == 38_654_705_664
-    assert predicted.total == counted(published_config("gpt2"), 1, 1024)
+    assert (predicted.total, 3 * predicted.total) == step(published_config("gpt2"), 1, 1024)
 
 
-@pytest.mark.parametrize("family", strategies.DENSE)
-@given(data=st.data(), batch=st.integers(1, 3))
-def test_the_decoder_executes_what_is_predicted(family, data, batch):
-    """Eager attention multiplies every query by every key, whatever the mask hides."""
-    spec = data.draw(strategies.specs(family))
-    seq = data.draw(st.integers(1, min(spec.context, 8)))
+def runnable(config):
+    """Whether transformers runs what it builds: Qwen's windows must be used where layers are said to have them."""
+    used = config.get("use_sliding_window", "qwen" not in config["model_type"])
+    return used or "sliding_attention" not in config.get("layer_types", ())
+
+
+@pytest.mark.parametrize("family", [family for family in strategies.CONFIGS if family != "gemma3"])
+@FEWER
+@given(data=st.data(), batch=st.integers(1, 2), seq=LENGTHS)
+def test_modules_of_hugging_face_execute_what_is_predicted(family, data, batch, seq):
+    """Forward and step of every family; eager attention multiplies every query by every key."""
+    config = data.draw(strategies.configs(family).filter(runnable))
+    spec = read(config).spec
+    seq = min(seq, spec.context)
+    forward = flops.forward(spec, seq=seq, batch=batch, pairs=pairs.full)
+    training = flops.training(spec, seq=seq, batch=batch, pairs=pairs.full)
+    assert (forward.total, training.total) == step(config, batch, seq)
+
+
+@FEWER
+@given(spec=strategies.specs(*strategies.DENSE), data=st.data(), seq=LENGTHS)
+def test_frozen_weights_save_what_the_decoder_saves(spec, data, seq):
+    """Whatever trains, each missing gradient is one product less, in the prediction as in the module."""
+    seq = min(seq, spec.context)
     with torch.device("meta"):
         decoder = Decoder(spec, attention="eager")
-        tokens = torch.zeros((batch, seq), dtype=torch.long)
-    executed = torch_counter.count(lambda: decoder(tokens))
-    assert flops.forward(spec, seq=seq, batch=batch).total == executed
+        tokens = torch.zeros((2, seq), dtype=torch.long)
+    names = sorted({weight.name for weight in census.take(spec).weights})
+    trained = data.draw(st.sets(st.sampled_from(names), min_size=1))
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(name in trained)
+    whole = torch_counter.count(lambda: decoder(tokens).sum().backward())
+    predicted = flops.training(spec, seq=seq, batch=2, pairs=pairs.full, trains=lambda weight: weight.name in trained)
+    assert predicted.total == whole
 
 
-@given(spec=strategies.specs())
-def test_tying_changes_no_flops(spec):
+class Adapted(torch.nn.Module):
+    """A linear map with a low-rank one beside it."""
+
+    def __init__(self, base, rank):
+        super().__init__()
+        self.base = base
+        self.down = torch.nn.Linear(base.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@FEWER
+@given(spec=strategies.specs(*strategies.DENSE), data=st.data(), rank=st.integers(1, 4))
+def test_adapters_cost_what_they_execute(spec, data, rank):
+    """LoRA on any targets: base matrices give input gradients only, and the first layer's not even these."""
+    stems = ["attention.query", "attention.key", "attention.value", "attention.output", "feed_forward.down"]
+    targets = data.draw(st.sets(st.sampled_from(stems), min_size=1))
+    seq = min(3, spec.context)
+    with torch.device("meta"):
+        decoder = Decoder(spec, attention="eager").requires_grad_(False)
+        for block in decoder.blocks:
+            for target in targets:
+                parent, name = block.get_submodule(target.split(".")[0]), target.split(".")[1]
+                setattr(parent, name, Adapted(getattr(parent, name), rank))
+        tokens = torch.zeros((2, seq), dtype=torch.long)
+    adapted = adapters.adapt(census.take(spec), rank, targets)
+    whole = torch_counter.count(lambda: decoder(tokens).sum().backward())
+    predicted = flops.training(adapted, seq=seq, batch=2, pairs=pairs.full, trains=adapters.is_adapter)
+    assert predicted.total == whole
+    assert sum(w.scalars for w in adapted.weights if adapters.is_adapter(w)) == sum(
+        parameter.numel() for parameter in decoder.parameters() if parameter.requires_grad
+    )
+
+
+@given(spec=strategies.specs(), seq=LENGTHS, batch=st.integers(1, 3))
+def test_backward_is_twice_forward(spec, seq, batch):
+    """As long as anything before the first product trains: an embedding is enough."""
+    sizes = {"seq": seq, "batch": batch}
+    forward, backward = flops.forward(spec, **sizes), flops.backward(spec, **sizes)
+    assert backward == forward + forward
+    assert flops.executed(spec, **sizes) == flops.training(spec, **sizes) == forward + backward
+    layers = flops.by_layer(spec, **sizes)
+    assert sum(layers.values(), flops.Flops()) == forward
+
+
+@given(spec=strategies.specs(), seq=LENGTHS)
+def test_an_embedding_alone_needs_every_input_gradient(spec, seq):
+    """With only the token table training every matrix passes its gradient on, and only a tied head its own."""
+    alone = flops.backward(spec, seq=seq, trains=lambda weight: weight.name == "embedding.weight")
+    forward = flops.forward(spec, seq=seq)
+    assert alone.linear + alone.router == forward.linear + forward.router
+    assert alone.head == forward.head * (1 + spec.tied)
+
+
+@given(spec=strategies.specs(), seq=LENGTHS)
+def test_recomputation_is_extra(spec, seq):
+    """Selective recomputation repeats attention's products, full recomputation every block."""
+    step = flops.training(spec, seq=seq)
+    forward = flops.forward(spec, seq=seq)
+    selective = flops.executed(spec, seq=seq, recompute="selective")
+    full = flops.executed(spec, seq=seq, recompute="full")
+    assert selective.total - step.total == forward.scores + forward.mixture
+    assert full.total - step.total == forward.total - forward.head
+
+
+@given(spec=strategies.specs(), seq=LENGTHS)
+def test_tying_changes_no_flops(spec, seq):
     """A tied head is multiplied by as an untied one is."""
-    tied, untied = (flops.forward(dataclasses.replace(spec, tied=tied), seq=5) for tied in (True, False))
+    tied, untied = (flops.training(replace(spec, tied=tied), seq=seq) for tied in (True, False))
     assert tied == untied
+
+
+@given(spec=strategies.specs(*strategies.DENSE), seq=LENGTHS)
+def test_key_value_heads_change_no_scores(spec, seq):
+    """Every query head multiplies, however few key/value heads there are."""
+    one = replace(spec, blocks=tuple(replace(b, attention=replace(b.attention, kv_heads=1)) for b in spec.blocks))
+    before, after = flops.forward(spec, seq=seq), flops.forward(one, seq=seq)
+    assert (before.scores, before.mixture) == (after.scores, after.mixture)
+
+
+@given(spec=strategies.specs(), seq=LENGTHS)
+def test_doubling_a_sequence_more_than_doubles_its_flops(spec, seq):
+    """Pairs grow faster than tokens; only a window of one token does not care."""
+    single = all(block.attention.window == 1 for block in spec.blocks)
+    one, two = flops.forward(spec, seq=seq).total, flops.forward(spec, seq=2 * seq).total
+    assert two == 2 * one if single else two > 2 * one
+
+
+@given(spec=strategies.specs(), seq=LENGTHS)
+def test_prefill_is_the_sum_of_its_decode_steps(spec, seq):
+    """Token after token against a growing cache costs what the prompt costs at once."""
+    steps = (flops.forward(spec, seq=1, pairs=pairs.cached(cache)) for cache in range(seq))
+    assert sum(steps, flops.Flops()) == flops.forward(spec, seq=seq)
+
+
+@given(spec=strategies.specs(), lengths=st.lists(LENGTHS, min_size=1, max_size=4))
+def test_packed_documents_are_the_sum_of_the_documents(spec, lengths):
+    """Packing saves padding, never FLOPs."""
+    together = flops.forward(spec, seq=sum(lengths), pairs=pairs.packed(lengths))
+    assert together == sum((flops.forward(spec, seq=length) for length in lengths), flops.Flops())
+
+
+@given(config=strategies.configs(*strategies.SPARSE), seq=LENGTHS)
+def test_all_experts_active_is_a_wide_dense_layer(config, seq):
+    """With k = E every matrix of every expert counts; else k of E of them."""
+    spec = read(config).spec
+    for layer, block in enumerate(spec.blocks):
+        if isinstance(block.feed_forward, Experts):
+            weights = [w for w in census.take(spec).weights if w.layer == layer and "{expert}" in w.name]
+            here = sum(2 * w.size * block.feed_forward.active * w.multiplies for w in weights) * seq
+            everything = flops.by_layer(spec, seq=seq)[layer].linear
+            shared = [w for w in census.take(spec).weights if w.layer == layer and "{expert}" not in w.name]
+            others = sum(2 * w.size * w.multiplies for w in shared if w.part is not census.Part.ROUTER) * seq
+            assert everything == here + others
+
+
+@given(seq=st.integers(1, 60), window=st.integers(1, 70))
+def test_pairs_are_the_entries_of_the_mask(seq, window):
+    """Each rule is the number of ones in the mask that it stands for."""
+    mask = torch.ones(seq, seq, dtype=torch.bool).tril()
+    near = mask.triu(1 - window)
+    assert pairs.full(seq) == mask.numel()
+    assert pairs.causal(seq, window) == pairs.model(seq) == int(mask.sum())
+    assert pairs.model(seq, window) == pairs.windowed(window)(seq) == int(near.sum())
+    assert pairs.cached(seq - 1)(1, window) == int(near[-1].sum())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pairs.windowed(0),
+        lambda: pairs.packed([3, 0]),
+        lambda: pairs.packed([3, 4])(8),
+        lambda: pairs.cached(-1),
+        lambda: flops.forward(load("gpt2").spec, seq=0),
+        lambda: flops.forward(load("gpt2").spec, seq=1, batch=0),
+        lambda: adapters.adapt(census.take(load("gpt2").spec), 0, ["attention.query"]),
+        lambda: adapters.adapt(census.take(load("gpt2").spec), 4, ["attention.q"]),
+    ],
+    ids=range(8),
+)
+def test_what_has_no_flops_is_refused(make):
+    """A length, a window, a rank or a target that cannot be is an error in one line."""
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        make()

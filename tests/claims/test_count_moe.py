@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MixtralConfig
 
-from accounting import census, conventions, flops, huggingface, memory, params
+from accounting import census, conventions, flops, huggingface, memory, pairs, params
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
 from accounting.huggingface import published_config
@@ -240,13 +240,13 @@ def test_compute_follows_active(claim):
     @FEWER
     @given(strategies.configs(*SPARSE), st.integers(1, 5))
     def everywhere(config, tokens):
-        assert flops.forward(spec_of(config), seq=tokens).total == observed_flops(config, tokens)
+        assert flops.forward(spec_of(config), seq=tokens, pairs=pairs.full).total == observed_flops(config, tokens)
 
     everywhere()
     tokens = 3
     for name in (MIXTRAL, DEEPSEEK):
         config, count = published_config(name), count_of(name)
-        forward = flops.forward(spec_of(config), seq=tokens)
+        forward = flops.forward(spec_of(config), seq=tokens, pairs=pairs.full)
         weights = observed_flops(config, tokens) - forward.scores - forward.mixture
         claim.holds(
             weights == 2 * count.matmul_active * tokens,
@@ -277,7 +277,7 @@ def test_memory_follows_total(claim):
 def test_training_of_deepseek(claim):
     """The N that makes 6 N D exact for DeepSeek-V3's weights reads 37 billion."""
     tokens, spec = 2, spec_of(published_config(DEEPSEEK))
-    forward = flops.forward(spec, seq=tokens)
+    forward = flops.forward(spec, seq=tokens, pairs=pairs.full)
     weights = observed_flops(published_config(DEEPSEEK), tokens, train=True) - 3 * (forward.scores + forward.mixture)
     count = params.count(spec)
     claim.measured(count.matmul_active, observed=Fraction(weights, conventions.six_nd(1, tokens)))

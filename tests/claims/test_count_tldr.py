@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting import flops, huggingface
+from accounting import flops, huggingface, pairs
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
 from accounting.conventions import six_nd
@@ -36,7 +36,7 @@ def test_six_nd_leaves_out_two_things(claim):
         matrices = sum(tensor.numel() for tensor in module.parameters() if tensor.ndim == 2)
         table = module.get_input_embeddings().weight
         lookup = 0 if module.get_output_embeddings().weight is table else six_nd(table.numel(), tokens)
-        forward = flops.forward(huggingface.read(config).spec, seq=tokens)
+        forward = flops.forward(huggingface.read(config).spec, seq=tokens, pairs=pairs.full)
         attention = 3 * (forward.scores + forward.mixture)
         return lookup, attention, counted - six_nd(matrices, tokens)
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import conventions, flops, huggingface, params
+from accounting import conventions, flops, huggingface, pairs, params
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
 from accounting.census import Part
@@ -231,7 +231,7 @@ def test_tied_table_is_used_twice_and_stored_once(claim):
     specs = DEFAULT, replace(DEFAULT, tied=False)
     tokens = torch.zeros(1, 16, dtype=torch.long, device="meta")
     costs = [torch_counter.count(partial(decoder(spec, attention="eager"), tokens)) for spec in specs]
-    assert costs == [flops.forward(spec, seq=16).total for spec in specs]
+    assert costs == [flops.forward(spec, seq=16, pairs=pairs.full).total for spec in specs]
     tied, untied = (params.count(spec).unique for spec in specs)
     claim.holds(
         costs[0] == costs[1] and untied - tied == 28 * 256, f"{tied:,} tied, {untied:,} not, {costs[0]:,} FLOPs in both"
