@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from accounting import __version__
+from accounting import __version__, published
 
 if TYPE_CHECKING:
     from accounting.census import Census
@@ -35,7 +35,7 @@ def cli() -> None:
     """Exact counts for decoder-only language models."""
 
 
-@cli.command()
+@cli.command(epilog=f"Published models: {', '.join(published.names())}.")
 @click.argument("config")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.option("--all", "everything", is_flag=True, help="Every named count, not the first three.")
@@ -44,7 +44,7 @@ def params(config: str, as_json: bool, everything: bool, by: str | None) -> None
     """Count the parameters of CONFIG.
 
     CONFIG is a path to a config.json, a folder that has one, or the name of a published
-    model such as gpt2 or deepseek-v3.
+    model.
     """
     from accounting import census, huggingface
     from accounting import params as counts
@@ -67,7 +67,8 @@ def params(config: str, as_json: bool, everything: bool, by: str | None) -> None
     shown = MEANING if everything else FIRST
     _table(("parameters", "scalars", "meaning"), [(name, getattr(total, name), MEANING[name]) for name in shown])
     if split:
-        _table(tuple(split[0]), [tuple(row.values()) for row in split])
+        columns = [name for name in split[0] if everything or name in FIRST or name not in MEANING]
+        _table(tuple(columns), [tuple(row[name] for name in columns) for row in split])
     if reading.extras:
         click.echo("A file may hold besides, never part of a count:")
         _table(
@@ -131,7 +132,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     from tabulate import tabulate
 
     cells = [[" x ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in row] for row in rows]
-    click.echo(tabulate(cells, header, tablefmt="plain", intfmt=",", missingval="-", disable_numparse=[0]))
+    click.echo(tabulate(cells, header, tablefmt="plain", intfmt=",", missingval="outside", disable_numparse=[0]))
     click.echo()
 
 

@@ -10,17 +10,15 @@ import json
 import math
 import os
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from accounting import files
+from accounting import files, published
 from accounting.families import FAMILIES, Config, Extra, Gemma3Multimodal
 from accounting.files import InputError
 from accounting.spec import ModelSpec, SpecError
@@ -49,9 +47,10 @@ INERT = frozenset(
 #: Fields that say nothing at the one value that a decoder-only model has.
 INERT_AT: dict[str, Any] = {
     "add_cross_attention": False,
-    "cross_attention_hidden_size": None,
     "is_encoder_decoder": False,
+    "is_llama_config": True,
     "pruned_heads": {},
+    "rope_interleaved": False,
     "tie_encoder_decoder": False,
 }
 TOKEN_FIELD = re.compile(r"[a-z_]+_token_(id|ids|index)")
@@ -76,30 +75,15 @@ class Reading:
     path: str | None = None
 
 
-def published() -> list[str]:
-    """The names of the published configs that come with the package."""
-    folder = resources.files("accounting.published")
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
-
-
 def published_config(name: str) -> dict[str, Any]:
     """The fields of a published config.
 
-    Raises InputError for a name that is not among ``published()``.
+    Raises InputError for a name that is not among ``published.names()``.
     """
-    if name not in published():
-        raise InputError(name, f"not a published model ({', '.join(published())})")
-    fields: dict[str, Any] = json.loads(_published_bytes(name))
+    if name not in published.names():
+        raise InputError(name, f"not a published model, {published.suggestion(name)}")
+    fields: dict[str, Any] = json.loads(published.data(name))
     return fields
-
-
-def _published_bytes(name: str) -> bytes:
-    return resources.files("accounting.published").joinpath(f"{name}.json").read_bytes()
-
-
-def sources() -> dict[str, Any]:
-    """Where each published config is published, by name."""
-    return tomllib.loads(resources.files("accounting.published").joinpath("sources.toml").read_text("utf-8"))
 
 
 def load(config: str | Path) -> Reading:
@@ -107,6 +91,8 @@ def load(config: str | Path) -> Reading:
 
     Raises InputError in one line that names the file, the field and what was expected.
     """
+    if not str(config):
+        raise InputError("CONFIG", "expected a path or a name, got nothing")
     path = Path(config)
     if os.path.isdir(path):
         file = files.inside(path, "config.json")
@@ -116,9 +102,9 @@ def load(config: str | Path) -> Reading:
     if os.path.exists(path):
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return read(files.read(path, CONFIG_LIMIT), name=name, path=str(path))
-    if (name := str(config)) in published():
-        return read(_published_bytes(name), name=name)
-    raise InputError(config, f"no such file or folder, and not a published model ({', '.join(published())})")
+    if (name := str(config)) in published.names():
+        return read(published.data(name), name=name)
+    raise InputError(config, f"no such file or folder, and not a published model, {published.suggestion(name)}")
 
 
 def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str | None = None) -> Reading:
@@ -171,6 +157,8 @@ def _decode(data: bytes) -> dict[str, Any]:
         raise SpecError("config", "expected a JSON object, got an empty file")
     try:
         text = data.decode("utf-8")
+        if text.startswith("\ufeff"):
+            raise SpecError("config", "expected JSON in UTF-8 without a byte order mark")
         fields = json.loads(text, object_pairs_hook=once, parse_float=finite, parse_constant=finite)
     except SpecError:
         raise
@@ -249,7 +237,7 @@ def _convert(fields: dict[str, Any], into: type[Fields]) -> Fields:
     try:
         return msgspec.convert(kept, into)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error), kept) from None
+        raise _refusal(str(error), kept, into) from None
 
 
 def _inert(name: str, value: Any) -> bool:
@@ -263,7 +251,16 @@ def _takes_null(annotation: Any) -> bool:
     return annotation is NoneType or NoneType in get_args(annotation)
 
 
-def _refusal(message: str, fields: dict[str, Any]) -> SpecError:
+def _words(annotation: Any) -> Iterator[str]:
+    """The words that a field of this type may hold, where it is one of a few."""
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for part in get_args(annotation):
+            yield from _words(part)
+
+
+def _refusal(message: str, fields: dict[str, Any], into: type[msgspec.Struct]) -> SpecError:
     """The error that names the field, from a message of msgspec's."""
     problem, _, location = message.partition(" - at `$")
     location = location.rstrip("`")
@@ -275,7 +272,10 @@ def _refusal(message: str, fields: dict[str, Any]) -> SpecError:
         field = f"{location}.{named[2]}".lstrip(".")
         return SpecError(field, reason[named[1]])
     field = location.lstrip(".")
-    expected = problem.replace("`", "").replace("Expected", "expected").replace("Invalid", "invalid")
+    expected = problem.replace("`", "").replace("Expected", "expected")
+    types = {known.encode_name: known.type for known in msgspec.structs.fields(into)}
+    words = ", ".join(_words(types.get(field.partition("[")[0])))
+    expected = re.sub("Invalid enum value", f"expected one of {words}, got" if words else "unknown value", expected)
     value = fields.get(field)
     got = f", got {value!r}" if value is not None and "got" not in expected and repr(value) not in expected else ""
     return SpecError(field, f"{expected}{got}")

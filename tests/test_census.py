@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import census, huggingface, naming, params
+from accounting import census, huggingface, naming, params, published
 from accounting.authorities import huggingface as modules
 from accounting.census import Part, Weight
 from accounting.huggingface import load
@@ -39,7 +39,7 @@ def assert_census_is_the_modules(config):
     assert {part: count.stored for part, count in params.by_part(bill).items()} == dict(observed)
 
 
-@pytest.mark.parametrize("name", huggingface.published())
+@pytest.mark.parametrize("name", published.names())
 def test_published_models_are_counted_to_the_last_tensor(name):
     """The census of a full-size model has the tensors of Hugging Face's module on meta."""
     assert_census_is_the_modules(huggingface.published_config(name))
@@ -63,7 +63,7 @@ def test_the_torch_decoder_has_the_tensors_of_the_census(family, data):
     assert expected == {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
 
 
-@pytest.mark.parametrize("name", [n for n in huggingface.published() if load(n).model_type in strategies.DENSE])
+@pytest.mark.parametrize("name", [n for n in published.names() if load(n).model_type in strategies.DENSE])
 def test_the_torch_decoder_has_the_published_size(name):
     """The decoder of a published dense spec has the census's tensors at full size."""
     spec = load(name).spec

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from accounting import __version__, cli, params
-from accounting.huggingface import load, published
+from accounting import __version__, cli, params, published
+from accounting.huggingface import load
 
 
 def run(capsys, monkeypatch, *arguments):
@@ -20,7 +20,7 @@ def run(capsys, monkeypatch, *arguments):
     return stop.value.code, out, err
 
 
-@pytest.mark.parametrize("name", published())
+@pytest.mark.parametrize("name", published.names())
 def test_json_has_every_count_as_an_integer(name, capsys, monkeypatch):
     """One object: what was counted, by which program, and all counts under their names."""
     code, out, _ = run(capsys, monkeypatch, "params", name, "--json")

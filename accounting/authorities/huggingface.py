@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
@@ -20,15 +20,17 @@ def build(config: Mapping[str, Any], device: str = "meta", **options: Any) -> Pr
     ``device`` meta allocates nothing; ``options`` go to the configuration, such as
     ``attn_implementation``. A quantisation section is left out: it is about files.
     """
-    fields = {**config.get("text_config", config), "quantization_config": None}
-    if "text_config" in config:
-        fields.setdefault("model_type", f"{config['model_type']}_text")
-    model_type = fields.pop("model_type")
-    fields.pop("quantization_config")
-    settings = CONFIG_MAPPING[SAME_MODULE.get(model_type, model_type)].from_dict(fields)
     with torch.device(device):
-        module: PreTrainedModel = AutoModelForCausalLM.from_config(settings, **options)
+        module: PreTrainedModel = AutoModelForCausalLM.from_config(settings(config).get_text_config(), **options)
     return module
+
+
+def settings(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """The library's own reading of a config, without its quantisation section."""
+    fields = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
+    model_type = config["model_type"]
+    read: PreTrainedConfig = CONFIG_MAPPING[SAME_MODULE.get(model_type, model_type)].from_dict(fields)
+    return read
 
 
 def unique(module: torch.nn.Module) -> int:

@@ -21,6 +21,8 @@ class DeepseekV3(RotaryConfig, kw_only=True):
     intermediate_size: Width
     moe_intermediate_size: Width
     num_key_value_heads: Count | None = None
+    head_dim: Width | None = None
+    qk_head_dim: Width | None = None
     kv_lora_rank: Width
     q_lora_rank: Width | None
     qk_nope_head_dim: Width
@@ -86,6 +88,11 @@ class DeepseekV3(RotaryConfig, kw_only=True):
     def spec(self) -> ModelSpec:
         if self.num_key_value_heads not in (None, self.num_attention_heads):
             raise SpecError("num_key_value_heads", f"expected num_attention_heads {self.num_attention_heads}")
+        # transformers saves two widths that follow from others: of a head's rotated part and of a query.
+        whole = self.qk_nope_head_dim + self.qk_rope_head_dim
+        for field, width in (("head_dim", self.qk_rope_head_dim), ("qk_head_dim", whole)):
+            if getattr(self, field) not in (None, width):
+                raise SpecError(field, f"expected {width}, which follows from qk_rope_head_dim and qk_nope_head_dim")
         dense = min(self.first_k_dense_replace, self.num_hidden_layers)
         sparse = self.num_hidden_layers - dense
         return self.decoder(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from accounting.families.base import Count, LayerType, Natural, Width, WindowedConfig
-from accounting.spec import Attention, Experts, FeedForward, Router
+from accounting.spec import Attention, Experts, FeedForward, Router, SpecError
 
 
 class Qwen2(WindowedConfig, kw_only=True):
@@ -60,11 +60,20 @@ class Qwen3Moe(HeadNormed, kw_only=True):
     names = {**HeadNormed.names, "experts": "num_experts"}
 
     moe_intermediate_size: Width
-    num_experts: Count
+    num_experts: Count | None = None
+    num_local_experts: Count | None = None
     num_experts_per_tok: Count
     norm_topk_prob: bool = False
     decoder_sparse_step: Count = 1
     mlp_only_layers: list[Natural] = []
+
+    @property
+    def experts(self) -> int:
+        """The number of experts, under either of its two names."""
+        given = {self.num_experts, self.num_local_experts} - {None}
+        if len(given) != 1:
+            raise SpecError("num_experts", "missing" if not given else "expected what num_local_experts says")
+        return next(count for count in given if count is not None)
 
     def default_kinds(self) -> Sequence[LayerType]:
         return ["sliding_attention"] * self.num_hidden_layers
@@ -73,7 +82,7 @@ class Qwen3Moe(HeadNormed, kw_only=True):
         if layer in self.mlp_only_layers or (layer + 1) % self.decoder_sparse_step:
             return self.gated(self.intermediate_size)
         return Experts(
-            experts=self.num_experts,
+            experts=self.experts,
             active=self.num_experts_per_tok,
             expert=self.gated(self.moe_intermediate_size),
             router=Router(normalize=self.norm_topk_prob),

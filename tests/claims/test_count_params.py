@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 
-from accounting import huggingface, params
+from accounting import huggingface, params, published
 from accounting.authorities import huggingface as modules
 from accounting.census import Part
 from accounting.huggingface import published_config
@@ -104,7 +104,7 @@ def test_the_count_follows_from_the_config(claim):
         assert count_of(config).unique == modules.unique(modules.build(config))
 
     everywhere()
-    names = huggingface.published()
+    names = published.names()
     same = [name for name in names if count_of(published_config(name)).unique == modules.unique(module_of(name))]
     claim.holds(same == names, f"{len(same)} of {len(names)} published configs give their module's count")
 
