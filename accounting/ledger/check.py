@@ -10,6 +10,7 @@ import pytest
 
 from accounting.ledger.printed import Number, Printed, decimal, exact, units
 from accounting.ledger.register import Claim
+from accounting.ledger.report import block
 
 Numbers = Number | Iterable[Number]
 
@@ -33,10 +34,12 @@ class ClaimCheck:
     def __init__(self, record: Claim, data_folder: Path | None = None) -> None:
         self.record = record
         self.unrun_need = ""
+        self.absent = ""
         self.seen: dict[str, list[str]] = {"measured": [], "difference": [], "right": [], "otherwise": []}
         self._data_folder = data_folder
         self._held: list[bool] = []
         self._compared = False
+        self._numbers_differ = False
         self._pinned = False
         self._without_condition = False
         self._cited = False
@@ -52,6 +55,7 @@ class ClaimCheck:
         numbers = self._agreed(predicted, observed, self.record.printed)
         self._compared = True
         self._held.append(_match(numbers, self.record.printed))
+        self._numbers_differ |= not self._held[-1]
         self.seen["measured"] += _shown(numbers, self.record.printed)
         self.seen["difference"] += [
             units(printed.difference(number)) for number, printed in zip(numbers, self.record.printed, strict=True)
@@ -106,10 +110,11 @@ class ClaimCheck:
         if need not in self.record.missing_needs:
             self._refuse(f"{need!r} is no reason to leave it unrun: it needs {_list(self.record.needs)}")
         self.unrun_need = need
-        pytest.skip(f"{self.record.id} needs {need}, which this run lacks; to run it: {self.record.how(need)}")
+        how = self.absent or f"to run it: {self.record.how(need)}"
+        pytest.skip(f"{self.record.id} needs {need}, which this run lacks; {how}")
 
     def data(self, name: str, need: str = "") -> Path:
-        """The path of `name` in the folder of `--ledger-data`; without it the claim is unrun.
+        """The path of `name` in the folder of `--ledger-data`; where either is absent the claim is unrun.
 
         `need` says for which of the claim's "data:..." needs, where it has several.
         """
@@ -123,6 +128,7 @@ class ClaimCheck:
         if not path.is_relative_to(self._data_folder.resolve()):
             self._refuse(f"{name!r} is outside the data folder")
         if not path.exists():
+            self.absent = f"no {name} in {self._data_folder}"
             self.unrun(needs[0])
         return path
 
@@ -139,23 +145,19 @@ class ClaimCheck:
             return "refuted"
         return "qualified" if self._without_condition else "confirmed"
 
+    def found(self) -> dict[str, tuple[str, ...]]:
+        """What was seen; without the differences of numbers that agree, where something else refutes the claim."""
+        seen = {name: tuple(texts) for name, texts in self.seen.items()}
+        return seen | {"difference": ()} if self.verdict == "refuted" and not self._numbers_differ else seen
+
     def problem(self) -> str:
         """Why what was handed over does not bear out the recorded verdict; empty when it does."""
         reason = self._reason()
         if not reason:
             return ""
-        seen, record = self.seen, self.record
-        lines = {
-            "says": record.says,
-            "printed": _texts(record.printed) or record.value,
-            "measured": _list(seen["measured"]) or "nothing",
-            "difference": _list(seen["difference"]) and f"{_list(seen['difference'])} units of the last printed place",
-            "recorded": record.verdict,
-            "derived": self.verdict or "no verdict",
-        }
-        return "\n".join(
-            [f"claim {record.id}: {reason}", *(f"  {name:<10} {text}" for name, text in lines.items() if text)]
-        )
+        seen, record = self.found(), self.record
+        verdicts = {"recorded": record.verdict, "derived": self.verdict or "no verdict"}
+        return "\n".join(block(record, reason, seen["measured"] or ("nothing",), seen["difference"], **verdicts))
 
     def _reason(self) -> str:
         recorded = self.record.verdict

@@ -2,17 +2,20 @@
 
 import json
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import accounting
-from accounting.ledger.register import Claim, Register
-from accounting.ledger.report import plural
+from accounting.ledger.register import Register
+from accounting.ledger.report import plural, printed
 from accounting.ledger.tally import STATES, Entry, count
 
 SCHEMA = "sixnd.ledger/1"
 _TEMPLATES = Path(__file__).with_name("templates")
+_NUMBER = re.compile(r"([+-]?[0-9][\w.,]*(?:(?<=e)[+-][0-9]+)?)")
+_ORDER = ("refuted", "failed", "qualified", "confirmed", "cited", "unrun", "untested", "open")
 _PHRASES = {
     "confirmed": "confirmed",
     "qualified": "true under a condition",
@@ -60,7 +63,10 @@ def as_html(register: Register, entries: tuple[Entry, ...], environment: dict[st
         lstrip_blocks=True,
     )
     by_id = {entry.claim.id: entry for entry in entries}
-    sections = [(document, [by_id[claim.id] for claim in document.claims]) for document in register.documents]
+    sections = [
+        (document, sorted((by_id[claim.id] for claim in document.claims), key=lambda entry: _ORDER.index(entry.state)))
+        for document in register.documents
+    ]
     return jinja.get_template("ledger.html.j2").render(
         sentence=_sentence(register, entries),
         sections=[(document, rows, count(rows)) for document, rows in sections],
@@ -69,7 +75,8 @@ def as_html(register: Register, entries: tuple[Entry, ...], environment: dict[st
         excluded=register.excluded,
         environment=environment,
         version=accounting.__version__,
-        printed=_printed,
+        printed=printed,
+        split=_NUMBER.split,
     )
 
 
@@ -89,7 +96,3 @@ def _sentence(register: Register, entries: tuple[Entry, ...]) -> str:
     listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
     claims, documents = plural(len(entries), "claim"), plural(len(register.documents), "document")
     return f"{claims} in {documents}: {listed or 'none'}."
-
-
-def _printed(claim: Claim) -> str:
-    return "; ".join(number.text for number in claim.printed) or claim.value

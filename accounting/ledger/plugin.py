@@ -1,6 +1,7 @@
 """The pytest plugin: tests take claims, and a run must reach the verdicts that are recorded."""
 
 import dataclasses
+import difflib
 import importlib.util
 import os
 from collections import Counter
@@ -20,6 +21,7 @@ _CLAIM = pytest.StashKey[Claim]()
 _CHECK = pytest.StashKey[ClaimCheck]()
 _DATA = pytest.StashKey[Path | None]()
 _PROPERTY = "accounting.ledger"
+_RUN = "ledger-run"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = _register_folder(config)
     if folder is None:
         if config.option.claim or config.option.ledger:
-            raise pytest.UsageError("--claim and --ledger need a register: --ledger-claims DIR or ledger_claims")
+            raise pytest.UsageError("--claim and --ledger need a register: --ledger-claims=DIR or ledger_claims")
         return
     try:
         register = load(folder)
@@ -50,17 +52,18 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     option = config.option
     for glob in option.claim:
-        if not any(fnmatchcase(id, glob) for id in register.claims):
-            raise pytest.UsageError(f"--claim {glob}: no claim has such an id")
-    if option.ledger and Path(option.ledger).suffix == ".json":
-        raise pytest.UsageError("--ledger names the HTML page; its JSON is written beside it")
+        _check_selection(glob, register)
+    if option.ledger and Path(option.ledger).suffix != ".html":
+        raise pytest.UsageError(
+            f"--ledger {option.ledger}: the page's name must end in .html; its JSON is written beside it"
+        )
     if option.ledger and importlib.util.find_spec("jinja2") is None:
         raise pytest.UsageError("--ledger needs jinja2: pip install 'sixnd[ledger]'")
     data = config.invocation_params.dir / option.ledger_data if option.ledger_data else None
     if data is not None and not data.is_dir():
         raise pytest.UsageError(f"--ledger-data {option.ledger_data}: no such folder")
     config.stash[_DATA] = data
-    config.pluginmanager.register(LedgerRun(config, register), "ledger-run")
+    config.pluginmanager.register(LedgerRun(config, register), _RUN)
 
 
 @pytest.fixture
@@ -68,7 +71,12 @@ def claim(request: pytest.FixtureRequest) -> ClaimCheck:
     """The claim that the test takes; see `accounting.ledger.ClaimCheck`."""
     record = request.node.stash.get(_CLAIM, None)
     if record is None:
-        raise pytest.UsageError(f"{request.node.nodeid}: the fixture 'claim' needs a register and one claim marker")
+        needs = {
+            "a register (--ledger-claims=DIR or ini ledger_claims)": request.config.pluginmanager.has_plugin(_RUN),
+            "the marker (@pytest.mark.claim('document.some.id'))": request.node.get_closest_marker("claim"),
+        }
+        lacking = " and ".join(need for need, given in needs.items() if not given)
+        raise pytest.UsageError(f"{request.node.nodeid}: the fixture 'claim' needs {lacking}")
     check = request.node.stash[_CHECK] = ClaimCheck(record, request.config.stash[_DATA])
     return check
 
@@ -80,6 +88,7 @@ class LedgerRun:
         self._config = config
         self._register = register
         self._claims = register.claims
+        self._selected = {id for glob in config.option.claim for id in _matching(glob, register)}
         self._outcomes: dict[str, Outcome] = {}
         self._entries: tuple[Entry, ...] = ()
         self._missing: tuple[str, ...] = ()
@@ -96,12 +105,11 @@ class LedgerRun:
                 raise
             vars(config)["workeroutput"][_PROPERTY] = str(error)
             items.clear()
-        if globs := config.option.claim:
-            chosen = {id for id in self._claims if any(fnmatchcase(id, glob) for glob in globs)}
+        if self._selected:
             selected: list[pytest.Item] = []
             deselected: list[pytest.Item] = []
             for item in items:
-                takes = _CLAIM in item.stash and item.stash[_CLAIM].id in chosen
+                takes = _CLAIM in item.stash and item.stash[_CLAIM].id in self._selected
                 (selected if takes else deselected).append(item)
             config.hook.pytest_deselected(items=deselected)
             items[:] = selected
@@ -141,12 +149,13 @@ class LedgerRun:
         unusable = exitstatus in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
         if self._in_worker or unusable or self._config.option.collectonly:
             return
-        self._entries = tally(self._register, self._outcomes)
+        entries = tally(self._register, self._outcomes)
+        self._entries = tuple(e for e in entries if not self._selected or e.claim.id in self._selected)
         if _complete(session, exitstatus):
             self._missing = tuple(entry.claim.id for entry in self._entries if entry.state == "untested")
         if self._missing and exitstatus != pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._config.option.ledger:
+        if self._config.option.ledger and not self._selected:
             page.write(self._page_path, self._register, self._entries)
         if (summary := os.environ.get("GITHUB_STEP_SUMMARY")) and self._has_news:
             with open(summary, "a", encoding="utf-8") as file:
@@ -157,10 +166,13 @@ class LedgerRun:
             return
         terminalreporter.write_sep("=", "ledger")
         if terminalreporter.verbosity >= 0:
-            for line in report.lines(self._entries, self._missing, terminalreporter._tw.fullwidth, self._skipped):
+            width, cut = terminalreporter._tw.fullwidth, bool(terminalreporter.isatty)
+            parts = self._entries, self._missing, width, self._skipped
+            for line in report.lines(*parts, cut=cut, selected=bool(self._selected)):
                 terminalreporter.write_line(line)
         if self._config.option.ledger:
-            terminalreporter.write_line(f"written to {self._page_path}")
+            written = "not written: --claim selects a part" if self._selected else f"written to {self._page_path}"
+            terminalreporter.write_line(written)
         bad = self._missing or any(entry.state == "failed" for entry in self._entries)
         terminalreporter.write_line(report.sentence(self._entries, self._missing), red=bool(bad), green=not bad)
 
@@ -170,7 +182,7 @@ class LedgerRun:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._entries and (self._outcomes or self._missing or self._config.option.ledger))
+        return bool(self._entries and (self._outcomes or self._missing or self._selected or self._config.option.ledger))
 
     @property
     def _page_path(self) -> Path:
@@ -191,6 +203,22 @@ class LedgerRun:
         if id not in self._claims:
             raise pytest.UsageError(f"{item.nodeid}: no claim has the id {id!r}")
         return self._claims[id]
+
+
+def _matching(glob: str, register: Register) -> list[str]:
+    return [id for id in register.claims if fnmatchcase(id, glob)]
+
+
+def _check_selection(glob: str, register: Register) -> None:
+    """UsageError for a pattern that matches no claim, or none that has a verdict."""
+    ids = _matching(glob, register)
+    if not ids:
+        close = difflib.get_close_matches(glob, register.claims)
+        hint = f"; the closest: {', '.join(close)}" if close else ""
+        raise pytest.UsageError(f"--claim {glob}: no claim has such an id{hint}")
+    if all(register.claims[id].verdict == "open" for id in ids):
+        more, them = (f" and {len(ids) - 1} more are", "them") if len(ids) > 1 else (" is", "it")
+        raise pytest.UsageError(f"--claim {glob}: {ids[0]}{more} open: no test takes {them} yet")
 
 
 def _register_folder(config: pytest.Config) -> Path | None:
@@ -224,10 +252,11 @@ def _outcome(report: pytest.TestReport, check: ClaimCheck) -> Outcome | None:
         return None
     if report.when == "setup" and report.passed:
         return Outcome(claim=check.record.id, verdict="failed", reason="its test did not finish")
-    seen = {name: tuple(texts) for name, texts in check.seen.items()}
     if report.failed:
-        return Outcome(claim=check.record.id, verdict="failed", reason=_headline(report, check.record), **seen)
-    return Outcome(claim=check.record.id, verdict=check.verdict, reason=check.unrun_need, **seen)
+        verdict, reason = "failed", _headline(report, check.record)
+    else:
+        verdict, reason = check.verdict, check.unrun_need
+    return Outcome(claim=check.record.id, verdict=verdict, reason=reason, absent=check.absent, **check.found())
 
 
 def _headline(report: pytest.TestReport, record: Claim) -> str:
@@ -238,13 +267,13 @@ def _headline(report: pytest.TestReport, record: Claim) -> str:
 
 
 def _complete(session: pytest.Session, exitstatus: int) -> bool:
-    """Whether the run was over everything, so that a claim without a test is one that nobody tests."""
+    """Whether the run was over everything that was selected: a claim without a test is one that nobody tests."""
     config = session.config
     sources = pytest.Config.ArgsSource
     whole = config.args_source is sources.TESTPATHS or (
         config.args_source is sources.INVOCATION_DIR and config.invocation_params.dir == config.rootpath
     )
-    narrowing = ("keyword", "claim", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "collectonly")
+    narrowing = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "collectonly")
     return (
         whole
         and not any(config.getoption(name, default=None) for name in narrowing)

@@ -8,7 +8,7 @@ missing or ill-typed is a `RegisterError` of one line that names the file and th
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,7 @@ def _document(path: Path) -> Document:
 
 
 def _claim(table: "_Table", document: str) -> Claim:
+    table.require(field.name for field in dataclasses.fields(Claim) if field.default is MISSING)
     claim = Claim(
         id=table.identifier(document),
         where=table.text("where"),
@@ -181,9 +182,6 @@ def _claim(table: "_Table", document: str) -> Claim:
             raise table.error(f"unknown need {need!r}: not cpu, gpu, long-training or data:NAME")
     if claim.verdict not in REQUIRED_BY_VERDICT:
         raise table.error(f"unknown verdict {claim.verdict!r}: not one of {', '.join(REQUIRED_BY_VERDICT)}")
-    required = REQUIRED_BY_VERDICT[claim.verdict]
-    if required and not getattr(claim, required):
-        raise table.error(f"a claim that is {claim.verdict} must have the field {required!r}")
     if claim.verdict == "unrun" and not claim.missing_needs:
         raise table.error("a claim that needs only a CPU cannot be unrun")
     return claim
@@ -217,6 +215,19 @@ class _Table:
 
     def error(self, message: str) -> RegisterError:
         return RegisterError(f"{self._place}: {message}")
+
+    def require(self, names: Iterable[str]) -> None:
+        """Report every missing field at once: those of `names`, and the one that the verdict asks for."""
+        verdict = self._unread.get("verdict")
+        due = REQUIRED_BY_VERDICT.get(verdict) if isinstance(verdict, str) else None
+        missing = [name for name in (*names, *filter(None, [due])) if name not in self._unread]
+        if not missing:
+            return
+        fields, are = ("field", "is") if len(missing) == 1 else ("fields", "are")
+        listed = f"the {fields} {', '.join(map(repr, missing))}"
+        if due in missing:
+            raise self.error(f"a claim that is {verdict} must have {listed}")
+        raise self.error(f"{listed} {are} missing")
 
     def identifier(self, document: str = "") -> str:
         id = self.text("id")

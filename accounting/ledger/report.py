@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
-from textwrap import wrap
+from textwrap import shorten, wrap
 
-from accounting.ledger.register import remedy
+from accounting.ledger.register import Claim, remedy
 from accounting.ledger.tally import Entry, count
 
 SIGNS = {
@@ -18,7 +18,7 @@ SIGNS = {
     "untested": "?",
     "open": ".",
 }
-_REFUTED, _REASONS, _FAILED, _MISSING = 12, 4, 4, 24
+_REFUTED, _REASONS, _FAILED, _MISSING, _BLOCKS, _IDS = 12, 4, 4, 24, 10, 3
 _GAP = 3
 
 
@@ -34,15 +34,51 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def lines(entries: tuple[Entry, ...], missing: tuple[str, ...], width: int, skipped: Mapping[str, int]) -> list[str]:
-    """The ledger for a terminal of so many columns; ``skipped`` are tests of no claim, by reason."""
+def printed(claim: Claim) -> str:
+    """The numbers that the document prints, or else the value in its words."""
+    return "; ".join(number.text for number in claim.printed) or claim.value
+
+
+def block(
+    claim: Claim, head: str, measured: Iterable[str], difference: Iterable[str], **more: str | Iterable[str]
+) -> list[str]:
+    """One claim in full: what it says, what was found, and whatever `more` there is; what is empty is left out."""
+    units = "; ".join(difference)
+    parts = {
+        "says": claim.says,
+        "printed": printed(claim),
+        "measured": measured,
+        "difference": units and f"{units} units of the last printed place",
+        **more,
+    }
+    texts = {name: part if isinstance(part, str) else "; ".join(part) for name, part in parts.items()}
+    return [f"claim {claim.id}: {head}", *(f"  {name:<10} {text}" for name, text in texts.items() if text)]
+
+
+def lines(
+    entries: tuple[Entry, ...],
+    missing: tuple[str, ...],
+    width: int,
+    skipped: Mapping[str, int],
+    *,
+    cut: bool = True,
+    selected: bool = False,
+) -> list[str]:
+    """The ledger for a terminal of so many columns; ``skipped`` are tests of no claim, by reason.
+
+    Lines that are too long are cut unless ``cut`` is false. Of ``selected`` claims the first are shown in full.
+    """
     besides = [f"{plural(number, 'test')} of no claim: {reason}" for reason, number in skipped.items()]
+    room = width if cut else None
+    ordered = sorted(entries, key=lambda entry: not entry.tests) if selected else []
+    rest = tuple(entry for entry in ordered[_BLOCKS:] if entry.tests) if selected else entries
     return [
-        *_groups(entries, width),
-        *_capped("refuted", [line for entry in entries if (line := _refutation(entry))], _REFUTED, width),
-        *_capped("unrun", _unrun(entries), _REASONS, width),
-        *_capped("failed", [f"{e.claim.id}: {e.reason}" for e in entries if e.state == "failed"], _FAILED, width),
-        *_capped("skipped", besides, _REASONS, width),
+        *(line for entry in ordered[:_BLOCKS] for line in _block(entry)),
+        *_groups(rest, width),
+        *_capped("refuted", [line for entry in rest if (line := _refutation(entry))], _REFUTED, room),
+        *_capped("unrun", _unrun(entries), _REASONS, room),
+        *_capped("failed", [f"{e.claim.id}: {e.reason}" for e in rest if e.state == "failed"], _FAILED, room),
+        *_capped("skipped", besides, _REASONS, room),
         *_without_test(missing, width),
     ]
 
@@ -57,6 +93,22 @@ def markdown(entries: tuple[Entry, ...], missing: tuple[str, ...]) -> str:
     ]
     head = ["## Ledger", "", sentence(entries, missing), "", "| verdict | claims |", "|---|---:|"]
     return "\n".join([*head, *rows, "", *notable, ""])
+
+
+def _block(entry: Entry) -> list[str]:
+    claim = entry.claim
+    return block(
+        claim,
+        f"{entry.state}: {entry.reason}" if entry.reason else entry.state,
+        entry.measured,
+        entry.difference,
+        recorded=claim.verdict if entry.state not in (claim.verdict, "untested") else "",
+        condition=claim.condition,
+        otherwise=entry.otherwise,
+        right=claim.right,
+        pinned=entry.right,
+        source=claim.source,
+    )
 
 
 def _groups(entries: tuple[Entry, ...], width: int) -> list[str]:
@@ -95,18 +147,26 @@ def _refutation(entry: Entry) -> str:
     """`id: printed -> measured` for a refuted claim."""
     if entry.state != "refuted":
         return ""
-    printed = "; ".join(number.text for number in entry.claim.printed) or entry.claim.value
-    return f"{entry.claim.id}: {printed} -> {'; '.join(entry.right or entry.measured)}"
+    return f"{entry.claim.id}: {printed(entry.claim)} -> {'; '.join(entry.right or entry.measured)}"
 
 
 def _unrun(entries: tuple[Entry, ...]) -> list[str]:
-    """What this run lacked, by the command that runs it elsewhere, the most claims first."""
-    needs: dict[str, list[str]] = defaultdict(list)
+    """What this run lacked, by the absent file or the command that runs it elsewhere, the most claims first."""
+    lacking: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.state == "unrun":
-            needs[entry.claim.run or remedy(entry.reason)].append(entry.reason)
-    ordered = sorted(needs.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [f"{len(reasons)} for {', '.join(sorted(set(reasons)))}: {command}" for command, reasons in ordered]
+            lacking[entry.absent or entry.claim.run or remedy(entry.reason)].append(entry)
+    ordered = sorted(lacking.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [
+        f"{len(found)} for {', '.join(sorted({e.reason for e in found}))}: {how} ({_few([e.claim.id for e in found])})"
+        for how, found in ordered
+    ]
+
+
+def _few(ids: list[str]) -> str:
+    """The first of `ids`, and how many more there are."""
+    more = f" and {len(ids) - _IDS} more" if len(ids) > _IDS else ""
+    return ", ".join(ids[:_IDS]) + more
 
 
 def _without_test(missing: tuple[str, ...], width: int) -> list[str]:
@@ -117,14 +177,19 @@ def _without_test(missing: tuple[str, ...], width: int) -> list[str]:
     return wrap(f"no test: {text}", width, subsequent_indent=" " * 9, break_on_hyphens=False)
 
 
-def _capped(title: str, texts: list[str], most: int, width: int) -> list[str]:
+def _capped(title: str, texts: list[str], most: int, width: int | None) -> list[str]:
     """`texts` one a line under their title, at most so many of them."""
     more = [f"and {len(texts) - most} more"] if len(texts) > most else []
-    return [_cut(f"{title:<8} {' '.join(text.split())}", width) for text in texts[:most] + more]
+    head = f"{title:<8} "
+    room = None if width is None else max(width - len(head), _GAP)
+    return [head + _cut(text, room) for text in texts[:most] + more]
 
 
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 4]} ..."
+def _cut(text: str, width: int | None) -> str:
+    """`text` as one line; cut at a blank, never within a word or number."""
+    if width is None:
+        return " ".join(text.split())
+    return shorten(text, width, placeholder=" ...", break_long_words=False, break_on_hyphens=False)
 
 
 def _code(text: str) -> str:

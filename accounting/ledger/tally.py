@@ -12,11 +12,15 @@ STATES = ("confirmed", "qualified", "refuted", "cited", "unrun", "failed", "unte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one test found for its claim. `verdict` is a verdict or "failed"; made of plain values, to travel."""
+    """What one test found for its claim, in plain values, to travel.
+
+    `verdict` is a verdict or "failed"; `absent` is the file that the folder of data lacks.
+    """
 
     claim: str
     verdict: str
     reason: str = ""
+    absent: str = ""
     measured: tuple[str, ...] = ()
     difference: tuple[str, ...] = ()
     right: tuple[str, ...] = ()
@@ -34,6 +38,7 @@ class Entry:
     claim: Claim
     state: str
     reason: str
+    absent: str
     measured: tuple[str, ...]
     difference: tuple[str, ...]
     right: tuple[str, ...]
@@ -76,6 +81,7 @@ def _entry(claim: Claim, outcomes: dict[str, Outcome]) -> Entry:
         claim=claim,
         state=_state(claim, [outcome.verdict for outcome in found]),
         reason=next((outcome.reason for outcome in found if outcome.reason), ""),
+        absent=next((outcome.absent for outcome in found if outcome.absent), ""),
         measured=tuple(text for outcome in found for text in outcome.measured),
         difference=tuple(text for outcome in found for text in outcome.difference),
         right=tuple(text for outcome in found for text in outcome.right),

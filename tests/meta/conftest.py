@@ -62,6 +62,10 @@ class Project:
         self.write("test_demo.py", header + tests)
         return self._pytester.runpytest_inprocess("--ledger=ledger.html", *arguments)
 
+    def plain(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest as it is."""
+        return self._pytester.runpytest_inprocess(*arguments)
+
     def take(self, record: Record, body: str, *arguments: str) -> pytest.RunResult:
         """Run one test that takes the claim of `record`."""
         self.claims(record)

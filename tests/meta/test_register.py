@@ -16,6 +16,14 @@ REGISTER = Path(__file__).parents[2] / "fixtures" / "claims"
     [
         ({"sais": "x"}, "demo.toml: demo.a.one: unknown field 'sais'"),
         ({"where": None}, "demo.toml: demo.a.one: the field 'where' is missing"),
+        (
+            {"where": None, "kind": None, "needs": None},
+            "demo.toml: demo.a.one: the fields 'where', 'kind', 'needs' are missing",
+        ),
+        (
+            {"says": None, "verdict": "refuted"},
+            "demo.toml: demo.a.one: a claim that is refuted must have the fields 'says', 'right'",
+        ),
         ({"id": None}, "demo.toml: claim 1: the field 'id' is missing"),
         ({"value": 3}, "demo.toml: demo.a.one: the field 'value' must be a text that is not blank"),
         ({"says": " "}, "demo.toml: demo.a.one: the field 'says' must be a text that is not blank"),

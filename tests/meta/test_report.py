@@ -84,10 +84,54 @@ def test_terminal(project: Any) -> None:
             "demo.a  1x *demo.b  1-",
             "untouched: 1 group, 1 claim: 1 open",
             "refuted  demo.a.one: 4.72M -> 5,001,000",
-            "unrun    1 for data:text: pytest --ledger-data=DIR",
+            "unrun    1 for data:text: pytest --ledger-data=DIR (demo.b.one)",
             "written to *ledger.html",
             "3 claims: 1 refuted, 1 unrun, 1 open",
         ]
+    )
+
+
+def test_terminal_lines_are_cut_at_a_blank() -> None:
+    """A line that a terminal has no room for ends before a word, so that no number loses digits."""
+    document = dataclasses.replace(REGISTER.documents[0], claims=tuple(REGISTER.claims.values())[:1])
+    claim = dataclasses.replace(document.claims[0], id="demo.a.one", verdict="refuted", value="4.72M", printed=())
+    register = Register((dataclasses.replace(document, claims=(claim,)),))
+    measured = "-1,234,567 1,234,567 1,234,567"
+    entries = tally(register, {"test": Outcome(claim=claim.id, verdict="refuted", measured=(measured,))})
+    whole = f"refuted  demo.a.one: 4.72M -> {measured}"
+    for width in range(40, len(whole)):
+        line = report.lines(entries, (), width, {})[-1]
+        assert len(line) <= width
+        assert whole.startswith(f"{line.removesuffix(' ...')} ")
+    assert report.lines(entries, (), 40, {}, cut=False)[-1] == whole
+
+
+def test_a_pipe_gets_whole_lines(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no terminal gets each line in full."""
+    monkeypatch.setenv("COLUMNS", "40")
+    measured = "1,234,567 " * 20
+    result = project.take(project.record(verdict="refuted", right="Five."), f"claim.holds(False, {measured!r})")
+    result.stdout.fnmatch_lines([f"refuted  demo.a.one: 4.72M -> {measured.strip()}"])
+
+
+def test_unrun_names_some_claims() -> None:
+    """A line of what was not run names a few of the claims, and says how many more there are."""
+    document = REGISTER.documents[0]
+    template = dataclasses.replace(document.claims[0], run="")
+    claims = tuple(dataclasses.replace(template, id=f"demo.a.{name}") for name in "abcde")
+    register = Register((dataclasses.replace(document, claims=claims),))
+    outcomes = {claim.id: Outcome(claim=claim.id, verdict="unrun", reason="gpu") for claim in claims}
+    line = report.lines(tally(register, outcomes), (), 200, {})[-1]
+    assert line == "unrun    5 for gpu: pytest, on a machine with a GPU (demo.a.a, demo.a.b, demo.a.c and 2 more)"
+
+
+def test_unrun_for_an_absent_file(project: Any) -> None:
+    """Where the folder of data was named, the ledger says which file is not in it."""
+    (project.path / "shelf").mkdir()
+    record = project.record(needs=["data:text"], run="tox run -e ledger")
+    result = project.take(record, "claim.data('text/a.txt')", "--ledger-data=shelf", "-rs")
+    result.stdout.fnmatch_lines(
+        ["unrun    1 for data:text: no text/a.txt in *shelf (demo.a.one)", "SKIPPED *; no text/a.txt in *shelf"]
     )
 
 
@@ -166,13 +210,77 @@ def test_page_details() -> None:
     assert "1 claim in 1 document: 1 true under a condition." in text
 
 
+def test_page_of_a_run(project: Any) -> None:
+    """A row has its tests and the right value as measured; an open one has no command, for nothing takes it."""
+    project.claims(
+        project.record("demo.a.one", printed=["4.72M"], verdict="refuted", right="Five.", right_printed=["5.0M"]),
+        project.record("demo.c.one", verdict="open"),
+        excluded=[{"id": "demo.excl.one", "where": "2", "says": "Big is better.", "reason": "opinion"}],
+    )
+    project.run(
+        "@pytest.mark.claim('demo.a.one')\ndef test_a(claim): claim.measured(5_001_234); claim.right(5_001_234)"
+    )
+    text = (project.path / "ledger.html").read_text(encoding="utf-8")
+    for part in ("<dt>Right, as measured</dt>", "5,001,234", "test_demo.py::test_a", "pytest --claim demo.a.one"):
+        assert part in text
+    for part in ("within ±0.5", "Left out: opinion", "No claim matches."):
+        assert part in text
+    assert "pytest --claim demo.c.one" not in text
+
+
+def test_page_keeps_numbers_whole(project: Any) -> None:
+    """A line of the page may end within a long word, and never within a number."""
+    body = "claim.holds(True, 'a_very_long_name(1,234,567) < -1.5e-9 & \\'2.5M\\'')"
+    project.take(project.record(), body)
+    text = (project.path / "ledger.html").read_text(encoding="utf-8")
+    whole = '<span class="whole">{}</span>'.format
+    shown = f"a_very_long_name({whole('1,234,567')}) &lt; {whole('-1.5e-9')} &amp; &#39;{whole('2.5M')}&#39;"
+    assert shown in text
+
+
+def test_page_order() -> None:
+    """Within a document what needs a look comes first, and what nobody tested last."""
+    order = ("refuted", "failed", "qualified", "confirmed", "cited", "unrun", "untested", "open")
+    recorded = {state: state for state in order} | {"failed": "confirmed", "untested": "confirmed"}
+    document = REGISTER.documents[0]
+    claims = tuple(
+        dataclasses.replace(document.claims[0], id=f"demo.{state}.{name}", verdict=recorded[state])
+        for name in "ab"
+        for state in reversed(order)
+    )
+    register = Register((dataclasses.replace(document, claims=claims, excluded=()),))
+    outcomes = {
+        claim.id: Outcome(claim=claim.id, verdict=state)
+        for claim in claims
+        if (state := claim.id.split(".")[1]) not in ("untested", "open")
+    }
+    ids = [id for id in Page(page.as_html(register, tally(register, outcomes), {})).ids if id.startswith("demo.")]
+    assert ids == [f"demo.{state}.{name}" for state in order for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("body", "difference"),
+    [
+        ("claim.measured(4_720_000); claim.holds(False, 'five heads')", []),
+        ("claim.measured(5_000_000); claim.holds(False, 'five heads')", ["+28.00"]),
+    ],
+)
+def test_difference_of_a_refuted_claim(project: Any, body: str, difference: list[str]) -> None:
+    """Where not the numbers refute a claim, no difference of theirs is shown."""
+    project.take(project.record(printed=["4.72M"], verdict="refuted", right="Five."), body)
+    assert project.ledger()["claims"][0]["difference"] == difference
+
+
 def test_page_path(project: Any) -> None:
     """The JSON lies beside the page, in a folder that is made; a page named .json would overwrite it."""
     project.claims(project.record(verdict="open"))
     project.run("", "--ledger=out/page.html")
     assert (project.path / "out" / "page.html").exists()
     assert (project.path / "out" / "page.json").exists()
-    assert project.run("", "--ledger=ledger.json").ret == pytest.ExitCode.USAGE_ERROR
+    for name in ("ledger.json", "ledger", "out/ledger.htm"):
+        result = project.run("", f"--ledger={name}")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: --ledger {name}: the page's name must end in .html; *"])
 
 
 def test_markdown(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:

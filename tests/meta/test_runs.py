@@ -163,6 +163,77 @@ def test_one_claim(demo: Any) -> None:
     demo.run(TESTS, "-n1", "--claim=demo.a.two").assert_outcomes(passed=1)
 
 
+def test_one_claim_is_shown_in_full(demo: Any) -> None:
+    """With --claim the ledger shows the claim itself, and nothing of the groups that were not asked for."""
+    result = demo.run(TESTS, "--claim=demo.a.two")
+    result.stdout.fnmatch_lines(
+        [
+            "claim demo.a.two: refuted",
+            "  says       The model has 4.72M parameters.",
+            "  printed    4.72M",
+            "  measured   5,000,000",
+            "  difference +28.00 units of the last printed place",
+            "  right      Five million.",
+            "1 claim: 1 refuted",
+        ]
+    )
+    result.stdout.no_fnmatch_line("untouched*")
+    result.stdout.no_fnmatch_line("refuted *")
+    result = demo.run(TESTS, "--claim=demo.b.*")
+    result.stdout.fnmatch_lines(
+        ["claim demo.b.gpu: unrun: gpu", "claim demo.b.bad: failed: *", "  recorded   confirmed"]
+    )
+
+
+def test_many_claims(project: Any) -> None:
+    """A selection of many shows ten in full, and the others by group."""
+    ids = [f"demo.a.c{number}" for number in range(12)]
+    project.claims(*(project.record(id) for id in ids), project.record("demo.z.open", verdict="open"))
+    cases = ", ".join(f"case({id!r})" for id in ids)
+    source = f"@pytest.mark.parametrize((), [{cases}])\ndef test_all(claim): claim.holds(True, 'seen')"
+    result = project.run(source, "--claim=demo.*")
+    assert sum(line.startswith("claim demo.") for line in result.outlines) == 10
+    result.stdout.fnmatch_lines(["claim demo.a.c9: confirmed", "demo.a  2=", "13 claims: 12 confirmed, 1 open"])
+
+
+def test_one_claim_leaves_the_page_alone(demo: Any) -> None:
+    """A page of a part does not replace the page of everything."""
+    demo.run(TESTS)
+    before = demo.ledger(), (demo.path / "ledger.html").read_bytes()
+    demo.run(TESTS, "--claim=demo.a.two").stdout.fnmatch_lines(["not written: --claim selects a part"])
+    assert (demo.ledger(), (demo.path / "ledger.html").read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    ("glob", "message"),
+    [
+        ("demo.c.open", "demo.c.open is open: no test takes it yet"),
+        ("demo.c*", "demo.c.open is open: no test takes it yet"),
+        ("demo.d.*", "demo.d.one and 1 more are open: no test takes them yet"),
+    ],
+)
+def test_open_claim_alone(demo: Any, glob: str, message: str) -> None:
+    """A selection of nothing but open claims is an error that says so."""
+    demo.claims(*(demo.record(id, verdict="open") for id in ("demo.c.open", "demo.d.one", "demo.d.two")))
+    result = demo.run("raise SystemError('collected')", f"--claim={glob}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --claim {glob.replace('*', '[*]')}: {message}"])
+
+
+@pytest.mark.parametrize("arguments", [["--claim=demo.a.*"], ["--claim=demo.[ac].*", "-n1"], ["--claim=demo.a.two"]])
+def test_selected_verdict_without_a_test(demo: Any, arguments: list[str]) -> None:
+    """A selection fails when one of its verdicts has no test, and only for those."""
+    result = demo.run(PASSING, *arguments)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["no test: demo.a.two", "* claim*: *; 1 with a verdict but no test"])
+
+
+def test_claim_that_is_misspelt(demo: Any) -> None:
+    """An unknown id brings the closest ones."""
+    result = demo.run(TESTS, "--claim=demo.a.tow")
+    result.stderr.fnmatch_lines(["ERROR: --claim demo.a.tow: no claim has such an id; the closest: demo.a.two, *"])
+
+
 def test_claim_that_matches_nothing(demo: Any) -> None:
     """A pattern that matches no claim is an error."""
     result = demo.run(TESTS, "--claim=demo.z*")
@@ -186,3 +257,21 @@ def test_inert(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*ledger*===*")
     result = pytester.runpytest_inprocess("-p", "accounting.ledger.plugin", "--ledger=ledger.html")
     result.stderr.fnmatch_lines(["ERROR: --claim and --ledger need a register: *"])
+
+
+@pytest.mark.parametrize(
+    ("marker", "arguments", "needs"),
+    [
+        ("", [], "a register (--ledger-claims=DIR or ini ledger_claims) and the marker (@pytest.mark.claim(*))"),
+        ("@pytest.mark.claim('demo.a.one')", [], "a register (--ledger-claims=DIR or ini ledger_claims)"),
+        ("", ["--ledger-claims=claims"], "the marker (@pytest.mark.claim(*))"),
+    ],
+)
+def test_fixture_without_its_needs(project: Any, marker: str, arguments: list[str], needs: str) -> None:
+    """A test that asks for a claim where none can be had learns what is missing and how to give it."""
+    project.write("pytest.toml", "[pytest]")
+    project.claims(project.record())
+    project.write("test_one.py", f"import pytest\n{marker}\ndef test_one(claim): pass")
+    result = project.plain("test_one.py", *arguments)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*UsageError: test_one.py::test_one: the fixture 'claim' needs {needs}"])
