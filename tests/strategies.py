@@ -9,6 +9,20 @@ from accounting import huggingface
 from accounting.spec import ModelSpec
 
 Config = dict[str, Any]
+SCALINGS = st.sampled_from(
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {"rope_type": "yarn", "factor": 2.0, "beta_fast": 8, "beta_slow": 2, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8,
+        },
+    ]
+)
 ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"])
 
 
@@ -62,10 +76,14 @@ def grouped(draw: st.DrawFn, model_type: str, *, head_dim: bool = True, activati
         config,
         tie_word_embeddings=st.booleans(),
         rope_theta=st.floats(2.0, 1e6),
+        rope_scaling=SCALINGS,
         rms_norm_eps=st.floats(1e-8, 1e-3),
         **{activation: ACTIVATIONS},
         **({"head_dim": st.integers(1, 8).map(lambda half: 2 * half)} if head_dim else {}),
     )
+    if head_dim and "rope_scaling" in config:
+        # transformers scales by the field as it stands, which some families leave empty.
+        config.setdefault("head_dim", config["hidden_size"] // heads)
     return config
 
 
@@ -157,6 +175,8 @@ def olmo(draw: st.DrawFn, model_type: str) -> Config:
     optional(draw, config, attention_bias=st.booleans())
     if model_type == "olmo3":
         windows(draw, config)
+        # transformers gives rope_theta to the layers without a window alone.
+        config.pop("rope_theta", None)
     return config
 
 
@@ -254,3 +274,9 @@ def configs(*families: str) -> st.SearchStrategy[Config]:
 def specs(*families: str) -> st.SearchStrategy[ModelSpec]:
     """Small decoders of these families, or of all."""
     return configs(*families).map(lambda config: huggingface.read(config).spec)
+
+
+def runnable(config: Config) -> bool:
+    """Whether transformers runs what it builds: Qwen's windows must be used where layers are said to have them."""
+    used = config.get("use_sliding_window", "qwen" not in config["model_type"])
+    return used or "sliding_attention" not in config.get("layer_types", ())

@@ -38,18 +38,12 @@ def test_gpt2_at_its_context():
     assert (predicted.total, 3 * predicted.total) == step(published_config("gpt2"), 1, 1024)
 
 
-def runnable(config):
-    """Whether transformers runs what it builds: Qwen's windows must be used where layers are said to have them."""
-    used = config.get("use_sliding_window", "qwen" not in config["model_type"])
-    return used or "sliding_attention" not in config.get("layer_types", ())
-
-
 @pytest.mark.parametrize("family", [family for family in strategies.CONFIGS if family != "gemma3"])
 @FEWER
 @given(data=st.data(), batch=st.integers(1, 2), seq=LENGTHS)
 def test_modules_of_hugging_face_execute_what_is_predicted(family, data, batch, seq):
     """Forward and step of every family; eager attention multiplies every query by every key."""
-    config = data.draw(strategies.configs(family).filter(runnable))
+    config = data.draw(strategies.configs(family).filter(strategies.runnable))
     spec = read(config).spec
     seq = min(seq, spec.context)
     forward = flops.forward(spec, seq=seq, batch=batch, pairs=pairs.full)

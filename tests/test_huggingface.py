@@ -290,7 +290,7 @@ def test_window_and_positions_are_those_of_the_configuration_class(data):
     """Windows by layer are what the configuration class resolves the config to."""
     family = data.draw(st.sampled_from(["qwen2", "qwen3", "olmo3", "gemma3_text", "gpt_oss"]))
     config = data.draw(strategies.configs(family))
-    theirs = CONFIG_MAPPING[family].from_dict({**config})
+    theirs = modules.settings(config)
     expected = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
     assert [block.attention.window for block in read(config).spec.blocks] == expected
 

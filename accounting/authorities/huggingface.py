@@ -1,6 +1,7 @@
 """Hugging Face's own modules, built on the meta device from a config's fields."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ def build(config: Mapping[str, Any], device: str = "meta", **options: Any) -> Pr
 
 def settings(config: Mapping[str, Any]) -> PreTrainedConfig:
     """The library's own reading of a config, without its quantisation section."""
-    fields = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
+    # It writes what it makes of the rotary section into the section that it was given.
+    fields = deepcopy({name: value for name, value in config.items() if name != "quantization_config"})
+    del fields["model_type"]
     model_type = config["model_type"]
     read: PreTrainedConfig = CONFIG_MAPPING[SAME_MODULE.get(model_type, model_type)].from_dict(fields)
     return read
