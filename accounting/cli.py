@@ -153,6 +153,6 @@ def main() -> NoReturn:
         sys.exit(2)
     except click.Abort:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+    except OSError as error:
+        click.echo(f"sixnd: standard output: {(error.strerror or 'cannot be written').lower()}", err=True)
+        sys.exit(1)

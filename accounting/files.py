@@ -9,10 +9,10 @@ class InputError(ValueError):
     """Something that a person handed over cannot be used; the message says what, in one line."""
 
     def __init__(self, source: object, problem: str) -> None:
-        super().__init__(f"{_printable(str(source))}: {_printable(problem)}")
+        super().__init__(f"{printable(str(source))}: {printable(problem)}")
 
 
-def _printable(text: str, limit: int = 400) -> str:
+def printable(text: str, limit: int = 400) -> str:
     """The text on one line, whatever a hostile file put into it."""
     safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     return safe if len(safe) <= limit else f"{safe[:limit]}..."
@@ -25,9 +25,12 @@ def inside(folder: Path, name: str) -> Path:
     ``models--org--name`` folder: these are followed, all others refused.
     """
     path = folder / name
-    target = path.resolve()
-    root = next((parent for parent in folder.resolve().parents if parent.name.startswith("models--")), None)
-    if not target.is_relative_to(root or folder.resolve()):
+    try:
+        target, home = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError):
+        raise InputError(path, "a link that leads nowhere") from None
+    root = next((parent for parent in home.parents if parent.name.startswith("models--")), home)
+    if not target.is_relative_to(root):
         raise InputError(path, "a link that leaves the folder is not followed")
     return path
 
@@ -37,12 +40,15 @@ def read(path: Path, limit: int) -> bytes:
     try:
         # A pipe would block an ordinary open until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError(path, "expected a regular file")
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(limit + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise InputError(path, (error.strerror or "cannot be opened").lower()) from None
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError(path, "expected a regular file")
-        data = file.read(limit + 1)
+        raise InputError(path, (error.strerror or "cannot be read").lower()) from None
     if len(data) > limit:
         raise InputError(path, f"larger than {limit:,} bytes")
     return data

@@ -30,18 +30,20 @@ CONFIG_LIMIT = 4 * 2**20
 INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _experts_implementation _name_or_path
-    attn_implementation attention_dropout attn_pdrop auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
-    cache_implementation chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping embd_pdrop encoder_no_repeat_ngram_size ep_size exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id id2label initial_context_length initializer_range is_decoder
-    keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type name_or_path
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_router_logits output_scores prefix pretraining_tp problem_type
-    reorder_and_upcast_attn remove_invalid_values repetition_penalty resid_pdrop return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id seq_aux summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
-    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
-    transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _num_labels attention_dropout attn_implementation attn_pdrop auto_map aux_loss_alpha bad_words_ids
+    begin_suppress_tokens cache_implementation chunk_size_feed_forward decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size ep_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initial_context_length initializer_range is_decoder
+    keys_to_ignore_at_inference label2id length_penalty max_length max_sequence_length min_length model_type
+    name_or_path neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_router_logits output_scores
+    predict_special_tokens prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise
+    sep_token_id seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
     """.split()
 )
 #: Fields that say nothing at the one value that a decoder-only model has.
@@ -49,10 +51,13 @@ INERT_AT: dict[str, Any] = {
     "add_cross_attention": False,
     "is_encoder_decoder": False,
     "is_llama_config": True,
+    "n_special": 0,
     "pruned_heads": {},
     "rope_interleaved": False,
+    "shared_expert_intermediate_size": 0,
     "tie_encoder_decoder": False,
 }
+UNKNOWN = "a field that is not known in this family: it may change the architecture"
 TOKEN_FIELD = re.compile(r"[a-z_]+_token_(id|ids|index)")
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
@@ -94,14 +99,17 @@ def load(config: str | Path) -> Reading:
     if not str(config):
         raise InputError("CONFIG", "expected a path or a name, got nothing")
     path = Path(config)
-    if os.path.isdir(path):
-        file = files.inside(path, "config.json")
-        if not os.path.exists(file):
-            raise InputError(path, "a folder without a config.json")
-        return read(files.read(file, CONFIG_LIMIT), name=path.resolve().name, path=str(file))
-    if os.path.exists(path):
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return read(files.read(path, CONFIG_LIMIT), name=name, path=str(path))
+    try:
+        if os.path.isdir(path):
+            file, name = files.inside(path, "config.json"), path.resolve().name
+            if not os.path.lexists(file):
+                raise InputError(path, "a folder without a config.json")
+            return read(files.read(file, CONFIG_LIMIT), name=name, path=str(file))
+        if os.path.exists(path):
+            name = path.resolve().parent.name if path.name == "config.json" else path.stem
+            return read(files.read(path, CONFIG_LIMIT), name=name, path=str(path))
+    except OSError as error:
+        raise InputError(config, (error.strerror or "cannot be read").lower()) from None
     if (name := str(config)) in published.names():
         return read(published.data(name), name=name)
     raise InputError(config, f"no such file or folder, and not a published model, {published.suggestion(name)}")
@@ -123,14 +131,14 @@ def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str |
     try:
         fields = _decode(data)
         model_type, reader, left_out = _reader(fields)
-        spec = _spec(reader)
+        spec = _spec(reader, "text_config." if model_type == "gemma3" else "")
         return Reading(
-            name=name,
+            name=files.printable(name),
             model_type=model_type,
             sha256=hashlib.sha256(data).hexdigest(),
             spec=spec,
             extras=tuple(reader.extras(spec)),
-            not_counted=(*reader.not_counted(), *left_out),
+            not_counted=tuple(map(files.printable, (*reader.not_counted(), *left_out))),
             path=path,
         )
     except SpecError as error:
@@ -141,10 +149,11 @@ def _decode(data: bytes) -> dict[str, Any]:
     """The object in a JSON text; NaN, infinities, repeated keys and other encodings are refused."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise SpecError(next(name for name in names if names.count(name) > 1), "given more than once")
+        fields: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in fields:
+                raise SpecError(name, "given more than once")
+            fields[name] = value
         return fields
 
     def finite(text: str) -> float:
@@ -160,8 +169,11 @@ def _decode(data: bytes) -> dict[str, Any]:
         if text.startswith("\ufeff"):
             raise SpecError("config", "expected JSON in UTF-8 without a byte order mark")
         fields = json.loads(text, object_pairs_hook=once, parse_float=finite, parse_constant=finite)
+        json.dumps(fields, ensure_ascii=False).encode()
     except SpecError:
         raise
+    except UnicodeEncodeError:
+        raise SpecError("config", "expected text, got half of a surrogate pair") from None
     except UnicodeDecodeError as error:
         raise SpecError("config", f"expected JSON in UTF-8, got byte {data[error.start]:#04x}") from None
     except RecursionError:
@@ -189,13 +201,13 @@ def _reader(fields: dict[str, Any]) -> tuple[str, Config, tuple[str, ...]]:
     return model_type, _convert(fields, FAMILIES[model_type]), ()
 
 
-def _spec(reader: Config) -> ModelSpec:
-    """The reader's spec; an error names the field as the config does."""
+def _spec(reader: Config, section: str) -> ModelSpec:
+    """The reader's spec; an error names the field as the config does, in its section."""
     try:
         reader.check()
         return reader.spec()
     except SpecError as error:
-        raise SpecError(reader.names.get(error.field, error.field), error.problem) from None
+        raise SpecError(section + reader.names.get(error.field, error.field), error.problem) from None
 
 
 def _known() -> list[str]:
@@ -205,15 +217,15 @@ def _known() -> list[str]:
 def _multimodal(model_type: str, fields: dict[str, Any]) -> tuple[str, Config, tuple[str, ...]]:
     outer = _convert(fields, Gemma3Multimodal)
     inner = outer.text_config
-    if inner.get("model_type", "gemma3_text") != "gemma3_text":
+    if inner.get("model_type") not in (None, "gemma3_text"):
         raise SpecError("text_config.model_type", f"expected 'gemma3_text', got {inner['model_type']!r}")
-    if inner.get("tie_word_embeddings", outer.tie_word_embeddings) != outer.tie_word_embeddings:
+    if inner.get("tie_word_embeddings") not in (None, outer.tie_word_embeddings):
         raise SpecError("text_config.tie_word_embeddings", "expected what the config says outside text_config")
     inner = {
         "architectures": outer.architectures,
         "quantization_config": outer.quantization_config,
         "tie_word_embeddings": outer.tie_word_embeddings,
-        **inner,
+        **{name: value for name, value in inner.items() if value is not None},
     }
     try:
         reader = _convert(inner, FAMILIES["gemma3_text"])
@@ -231,13 +243,20 @@ def _convert(fields: dict[str, Any], into: type[Fields]) -> Fields:
         field = known.get(name)
         if field is None:
             if not _inert(name, value):
-                kept[name] = value
+                raise SpecError(name, UNKNOWN)
         elif value is not None or field.required or _takes_null(field.type):
-            kept[name] = value
+            kept[name] = _without_nulls(value) if name.startswith("rope_") else value
     try:
         return msgspec.convert(kept, into)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kept, into) from None
+
+
+def _without_nulls(section: Any) -> Any:
+    """A section of the config with its absent fields left out."""
+    if not isinstance(section, dict):
+        return section
+    return {name: _without_nulls(value) for name, value in section.items() if value is not None}
 
 
 def _inert(name: str, value: Any) -> bool:
@@ -267,7 +286,7 @@ def _refusal(message: str, fields: dict[str, Any], into: type[msgspec.Struct]) -
     if named := re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", problem):
         reason = {
             "missing required": "missing, and the family has no default for it",
-            "contains unknown": "a field that is not known in this family: it may change the architecture",
+            "contains unknown": UNKNOWN,
         }
         field = f"{location}.{named[2]}".lstrip(".")
         return SpecError(field, reason[named[1]])

@@ -65,8 +65,11 @@ def by_layer(model: ModelSpec | Census) -> dict[int | None, Parameters]:
 
 def _split(model: ModelSpec | Census, key: Callable[[Weight], Key]) -> dict[Key, Parameters]:
     census = model if isinstance(model, Census) else take(model)
-
-    def those(value: Key) -> Census:
-        return census.where(lambda tensor: key(tensor) == value)
-
-    return {value: count(those(value)) for value in dict.fromkeys(map(key, census.weights))}
+    groups: dict[Key, tuple[list[Weight], list[Weight]]] = {}
+    for tensors, kind in ((census.weights, 0), (census.buffers, 1)):
+        for tensor in tensors:
+            groups.setdefault(key(tensor), ([], []))[kind].append(tensor)
+    return {
+        value: count(Census(weights=tuple(weights), buffers=tuple(buffers), products=()))
+        for value, (weights, buffers) in groups.items()
+    }

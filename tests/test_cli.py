@@ -1,5 +1,6 @@
 """The command: what it prints, in which form, and how it fails."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -69,6 +70,16 @@ def test_splits_as_tables_and_as_json(by, rows, capsys, monkeypatch):
     assert len(split) == rows if by != "part" else len(split) <= rows
 
 
+def test_tensors_are_listed_with_their_copies_and_uses(capsys, monkeypatch):
+    """Experts are one entry with a count and a fraction of a use; buffers are listed too."""
+    _, out, _ = run(capsys, monkeypatch, "params", "deepseek-v3", "--by", "tensor", "--json")
+    rows = {row["tensor"]: row for row in json.loads(out)["tensors"]}
+    assert sum(row["scalars"] for row in rows.values()) == 671_026_419_200
+    expert = rows["blocks.3.feed_forward.experts.{expert}.gate.weight"]
+    assert (expert["copies"], expert["uses"], expert["shape"]) == (256, "1/32", [2048, 7168])
+    assert rows["embedding.weight"]["uses"] == "0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -93,6 +104,23 @@ def test_a_bad_file_is_named(tmp_path, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, "params", str(path))
     assert (code, out) == (2, "")
     assert err == f"sixnd: {path}: vocab_size: expected int, got bool\n"
+
+
+def test_the_hash_is_the_files(tmp_path, capsys, monkeypatch):
+    """A config is identified by the SHA-256 of its bytes."""
+    path = tmp_path / "config.json"
+    path.write_bytes(published.data("gpt2"))
+    _, out, _ = run(capsys, monkeypatch, "params", str(path), "--json")
+    assert json.loads(out)["model"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert json.loads(out)["model"]["path"] == str(path)
+
+
+def test_a_full_disk_is_one_line():
+    """Output that cannot be written is an error in words."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "accounting", "params", "gpt2"], stdout=full, stderr=-1, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "sixnd: standard output: no space left on device\n"
 
 
 def test_the_module_is_the_command():

@@ -89,10 +89,12 @@ def refused(config, **options):
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected bool, got str"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected bool, got int"),
         ({"rope_theta": -1.0}, "rope_theta: expected float > 0.0, got -1.0"),
-        ({"rope_theta": 1}, "rotary.base: expected a number above 1, got 1.0"),
+        ({"rope_theta": 1}, "rope_theta: expected a number above 1, got 1.0"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.type: unknown value 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: missing"),
         ({"rope_parameters": {"rope_type": "magic"}}, "rope_parameters: "),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor: "),
+        ({"x` - at `$.vocab_size": 1}, "x` - at `$.vocab_size: a field that is not known"),
         ({"cross_layer_sharing": 2}, "cross_layer_sharing: a field that is not known in this family"),
         ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config: a field that is not known"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: expected LlamaForCausalLM"),
@@ -135,6 +137,16 @@ def test_bad_fields_are_named(fields, expected):
         ({"model_type": "gemma3", "text_config": {"hyper": 1}}, "text_config.hyper: a field that is not known"),
         ({"model_type": "gemma3", "text_config": 3}, "text_config: expected object, got int"),
         ({"model_type": "gemma3"}, "text_config: missing"),
+        ({"model_type": "gemma3", "text_config": {"head_dim": 7}}, "text_config.head_dim: expected an even number"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "llama"}}, "text_config.model_type: expected"),
+        ({"model_type": "gemma3", "text_config": {"tie_word_embeddings": False}}, "text_config.tie_word_embeddings: "),
+        ({"model_type": "gemma3", "text_config": {}, "architectures": ["X"]}, "text_config.architectures: expected"),
+        (
+            {"model_type": "gemma3", "text_config": {"architectures": None}, "architectures": ["X"]},
+            "text_config.architectures: expected",
+        ),
+        ({**QWEN3_MOE, "use_qk_norm": False}, "use_qk_norm: expected True"),
+        ({**DEEPSEEK, "num_mtp_layers": 2}, "num_mtp_layers: expected num_nextn_predict_layers 0"),
     ],
 )
 def test_values_that_no_decoder_has_are_named_as_the_config_names_them(config, expected):
@@ -151,7 +163,8 @@ def test_a_missing_size_is_not_guessed(field):
 
 def test_fields_of_other_models_are_inert_at_their_usual_value():
     """Older files write every default; a value that would change the decoder is refused."""
-    usual = {"is_encoder_decoder": False, "pruned_heads": {}, "is_decoder": True, "bos_token_id": 1, "top_p": 0.9}
+    usual = {"is_llama_config": True, "rope_interleaved": False, "is_encoder_decoder": False, "pruned_heads": {}}
+    usual |= {"_num_labels": 1, "is_decoder": True, "bos_token_id": 1, "top_p": 0.9}
     assert read({**LLAMA, **usual}).spec == read(LLAMA).spec
     assert "is_encoder_decoder: a field that is not known" in refused({**LLAMA, "is_encoder_decoder": True})
     assert "pruned_heads: a field that is not known" in refused({**LLAMA, "pruned_heads": {"0": [1]}})
@@ -172,6 +185,9 @@ def test_fields_of_other_models_are_inert_at_their_usual_value():
         (b'{"x": ' + b"[" * 10**6, "nested too deep"),
         (b'{"x": ' + b"9" * 10**5 + b"}", "an integer of thousands of digits"),
         (b'{"x": "\xff"}', "expected JSON in UTF-8, got byte 0xff"),
+        (b'{"model_type": "llama", "\\ud800": 1}', "expected text, got half of a surrogate pair"),
+        (b'{"model_type": "\\ud800"}', "expected text, got half of a surrogate pair"),
+        (b"{" + b", ".join(b'"%d": 0' % i for i in [*range(99_999), 0]) + b"}", "0: given more than once"),
         (b"\xef\xbb\xbf{}", "expected JSON in UTF-8 without a byte order mark"),
         (json.dumps(LLAMA).encode("utf-16"), "expected JSON in UTF-8"),
         (b"version https://git-lfs.github.com/spec/v1\n", "expected a JSON object"),
@@ -282,7 +298,8 @@ def test_a_default_is_the_one_of_the_configuration_class(family):
     theirs = {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[family])}
     for field in msgspec.structs.fields(FAMILIES[family]):
         if field.default not in (None, msgspec.NODEFAULT) and field.name in theirs:
-            assert field.default == theirs[field.name], field.name
+            default = theirs[field.name]
+            assert field.default == default or not (field.default or default), field.name
 
 
 @given(data=st.data())
@@ -293,6 +310,36 @@ def test_window_and_positions_are_those_of_the_configuration_class(data):
     theirs = modules.settings(config)
     expected = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
     assert [block.attention.window for block in read(config).spec.blocks] == expected
+
+
+@given(config=strategies.configs("mistral", "mixtral", "qwen3_moe"))
+def test_one_window_for_all_layers(config):
+    """These families have the window of the configuration class on every layer, or on none."""
+    theirs = modules.settings(config)
+    assert {block.attention.window for block in read(config).spec.blocks} == {theirs.sliding_window}
+
+
+@given(config=strategies.configs(*strategies.SPARSE))
+def test_routing_is_that_of_the_configuration_class(config):
+    """Scores, their normalisation and scale, groups, clamps and norms are what transformers makes of the config."""
+    theirs = modules.settings(config)
+    spec = read(config).spec
+    assert spec.final_norm.eps == theirs.rms_norm_eps
+    for layer in (block.feed_forward for block in spec.blocks if isinstance(block.feed_forward, Experts)):
+        router, expert = layer.router, layer.expert
+        assert layer.active == theirs.num_experts_per_tok
+        match config["model_type"]:
+            case "deepseek_v3":
+                assert (router.score, router.selection_bias) == ("sigmoid", True)
+                assert (router.scale, router.normalize) == (theirs.routed_scaling_factor, theirs.norm_topk_prob)
+                assert (router.groups, router.top_groups) == (theirs.n_group, theirs.topk_group)
+            case "gpt_oss":
+                assert (router.score, router.order) == ("softmax", "top_k_first")
+                assert (expert.clamp, expert.gain) == (theirs.swiglu_limit, theirs.swiglu_alpha)
+            case "qwen3_moe":
+                assert (router.score, router.normalize) == ("softmax", theirs.norm_topk_prob)
+            case "mixtral":
+                assert (router.score, router.normalize) == ("softmax", True)
 
 
 @pytest.mark.parametrize("name", published.names())
@@ -315,6 +362,38 @@ def test_gemma_counts_the_text_model_and_says_what_it_left_out():
     reading = load("gemma-3-27b")
     assert reading.not_counted == ("vision_config: the vision tower and its projector",)
     assert params.count(reading.spec).unique == 27_009_346_304
+
+
+def test_what_a_stranger_writes_reaches_no_terminal_raw(tmp_path):
+    """Control characters in a name or in a quantisation's method are escaped."""
+    reading = read({**LLAMA, "quantization_config": {"quant_method": "\x1b[31m\nx"}}, name="a\x1bb")
+    assert reading.name.isprintable()
+    assert all(text.isprintable() for text in reading.not_counted)
+
+
+def test_scales_are_counted_only_where_their_rule_is_known():
+    """FP8 without a block, and modules left out of a quantisation, are named and not counted."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    whole = read({**DEEPSEEK, "quantization_config": fp8})
+    assert [extra.name for extra in whole.extras] == ["fp8_scales"]
+    assert not whole.not_counted
+    for section in ({"quant_method": "fp8"}, {**fp8, "modules_to_not_convert": ["self_attn"]}):
+        partly = read({**DEEPSEEK, "quantization_config": section})
+        assert not partly.extras
+        assert partly.not_counted == ("quantization_config: scales and zero points of fp8",)
+
+
+def test_each_prediction_layer_counts():
+    """Two layers are twice the scalars, the tables and the scales of one."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [2, 2]}
+    none, one, two = (
+        {extra.name: extra.scalars for extra in read({**DEEPSEEK, "num_nextn_predict_layers": n, **more}).extras}
+        for n in (0, 1, 2)
+        for more in [{"quantization_config": fp8}]
+    )
+    assert two["prediction_layers"] == 2 * one["prediction_layers"]
+    assert two["prediction_layer_tables"] == 2 * one["prediction_layer_tables"] == 4 * 100 * 32
+    assert two["fp8_scales"] - one["fp8_scales"] == one["fp8_scales"] - none["fp8_scales"] > 0
 
 
 def test_an_unknown_quantisation_is_named():
@@ -431,6 +510,15 @@ def test_hostile_files_are_not_opened(tmp_path):
         load(tmp_path / "pipe")
     with pytest.raises(InputError, match="expected a regular file"):
         load("/dev/zero")
+    (tmp_path / "nested" / "config.json").mkdir(parents=True)
+    with pytest.raises(InputError, match="expected a regular file"):
+        load(tmp_path / "nested")
+    (tmp_path / "round").mkdir()
+    (tmp_path / "round" / "config.json").symlink_to("config.json")
+    with pytest.raises(InputError, match=r"a link that leads nowhere|too many levels"):
+        load(tmp_path / "round")
+    with pytest.raises(InputError, match=r"cannot be read|input/output error"):
+        load("/proc/self/mem")
     (tmp_path / "large.json").write_bytes(b" " * (CONFIG_LIMIT + 1))
     with pytest.raises(InputError, match="larger than 4,194,304 bytes"):
         load(tmp_path / "large.json")

@@ -107,7 +107,12 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The method by which the published weights are quantised."""
         if self.quantization_config is None:
             return None
-        return str(self.quantization_config.get("quant_method", "unnamed"))
+        return str(self.quantization_config.get("quant_method") or "unnamed")
+
+    def spares(self, module: str) -> bool:
+        """Whether the quantisation leaves out modules of this kind, which its scales then lack."""
+        spared = (self.quantization_config or {}).get("modules_to_not_convert") or ()
+        return any(module in str(name) for name in spared)
 
     def not_counted(self) -> list[str]:
         """What the config describes and no number covers."""
@@ -130,9 +135,13 @@ class RopeParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mscale_all_dim: float | None = None
     attention_factor: Positive | None = None
     truncate: bool = True
+    finetuned: bool = False
+    partial_rotary_factor: float = 1.0
 
     def scaling(self, context: int) -> RotaryScaling | None:
         """The scaling of a model of ``context`` positions."""
+        if self.partial_rotary_factor != 1.0:
+            raise SpecError("partial_rotary_factor", "expected 1.0, another value is not implemented")
         kind = self.rope_type or self.type or "default"
         if kind == "default":
             return None
@@ -163,6 +172,7 @@ class RotaryConfig(Config, kw_only=True):
         "heads": "num_attention_heads",
         "kv_heads": "num_key_value_heads",
         "heads * head_dim": "num_attention_heads * head_dim",
+        "rotary.base": "rope_theta",
         "rotary.dim": "head_dim",
         "window": "sliding_window",
         "active": "num_experts_per_tok",

@@ -15,6 +15,9 @@ class DeepseekV3(RotaryConfig, kw_only=True):
         "router.groups": "n_group",
         "router.top_groups": "topk_group",
         "rotary.dim": "qk_rope_head_dim",
+        "feed_forward.width": "n_shared_experts * moe_intermediate_size",
+        "heads * (nope_head_dim + rope_head_dim)": "num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)",
+        "heads * (nope_head_dim + value_head_dim)": "num_attention_heads * (qk_nope_head_dim + v_head_dim)",
     }
     only = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
@@ -43,6 +46,7 @@ class DeepseekV3(RotaryConfig, kw_only=True):
     topk_method: str = "noaux_tc"
     moe_layer_freq: int = 1
     num_nextn_predict_layers: Natural = 0
+    num_mtp_layers: Natural | None = None
 
     def gated(self, width: int) -> FeedForward:
         """SwiGLU at a width."""
@@ -89,6 +93,8 @@ class DeepseekV3(RotaryConfig, kw_only=True):
         if self.num_key_value_heads not in (None, self.num_attention_heads):
             raise SpecError("num_key_value_heads", f"expected num_attention_heads {self.num_attention_heads}")
         # transformers saves two widths that follow from others: of a head's rotated part and of a query.
+        if self.num_mtp_layers not in (None, self.num_nextn_predict_layers):
+            raise SpecError("num_mtp_layers", f"expected num_nextn_predict_layers {self.num_nextn_predict_layers}")
         whole = self.qk_nope_head_dim + self.qk_rope_head_dim
         for field, width in (("head_dim", self.qk_rope_head_dim), ("qk_head_dim", whole)):
             if getattr(self, field) not in (None, width):
@@ -123,13 +129,20 @@ class DeepseekV3(RotaryConfig, kw_only=True):
             ),
         ]
 
-    def quantization_extras(self, spec: ModelSpec) -> list[Extra]:
-        """One scale for each block of a linear weight in the layers, prediction layers too."""
+    @property
+    def scaled_block(self) -> tuple[int, int] | None:
+        """The rows and columns that share a scale, where every linear weight of a layer is scaled so."""
         match self.quantization_config:
             case {"quant_method": "fp8", "weight_block_size": [int(rows), int(columns)]} if rows > 0 < columns:
-                pass
+                return None if self.spares("") else (rows, columns)
             case _:
-                return []
+                return None
+
+    def quantization_extras(self, spec: ModelSpec) -> list[Extra]:
+        """One scale for each block of a linear weight in the layers, prediction layers too."""
+        if self.scaled_block is None:
+            return []
+        rows, columns = self.scaled_block
         layers = [census.take(spec), *[self.prediction_block()] * self.num_nextn_predict_layers]
         scales = sum(
             weight.copies * -(-weight.shape[0] // rows) * -(-weight.shape[1] // columns)
@@ -145,4 +158,4 @@ class DeepseekV3(RotaryConfig, kw_only=True):
         return one.where(lambda tensor: tensor.layer is not None)
 
     def not_counted(self) -> list[str]:
-        return [] if self.quantization == "fp8" else super().not_counted()
+        return super().not_counted() if self.scaled_block is None else []

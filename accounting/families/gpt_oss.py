@@ -62,7 +62,7 @@ class GptOss(WindowedConfig, kw_only=True):
 
     def extras(self, spec: ModelSpec) -> list[Extra]:
         extras = super().extras(spec)
-        if self.quantization == "mxfp4":
+        if self.scaled:
             scales = sum(
                 weight.copies * weight.shape[0] * -(-weight.shape[1] // MXFP4_BLOCK)
                 for weight in census.take(spec).weights
@@ -73,4 +73,9 @@ class GptOss(WindowedConfig, kw_only=True):
         return extras
 
     def not_counted(self) -> list[str]:
-        return [] if self.quantization == "mxfp4" else super().not_counted()
+        return [] if self.scaled else super().not_counted()
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the experts are stored as MXFP4, and nothing else is."""
+        return self.quantization == "mxfp4" and not self.spares("experts")

@@ -38,7 +38,11 @@ class Qwen2(WindowedConfig, kw_only=True):
 class HeadNormed(Qwen2, kw_only=True):
     """Qwen 3's attention (arXiv 2505.09388): a norm on the query and key of each head, no biases."""
 
+    only = {**Qwen2.only, "qkv_bias": False, "use_qk_norm": True}
+
     attention_bias: bool = False
+    qkv_bias: bool = False
+    use_qk_norm: bool = True
 
     def attention(self, kind: LayerType) -> Attention:
         bias = self.attention_bias
@@ -65,7 +69,7 @@ class Qwen3Moe(HeadNormed, kw_only=True):
     num_experts_per_tok: Count
     norm_topk_prob: bool = False
     decoder_sparse_step: Count = 1
-    mlp_only_layers: list[Natural] = []
+    mlp_only_layers: frozenset[Natural] = frozenset()
 
     @property
     def experts(self) -> int:
