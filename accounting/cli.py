@@ -4,6 +4,7 @@ Bad input is one line on standard error and exit code 2.
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -154,5 +155,7 @@ def main() -> NoReturn:
     except click.Abort:
         sys.exit(130)
     except OSError as error:
+        # What the buffer still holds cannot be written either, and is not tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         click.echo(f"sixnd: standard output: {(error.strerror or 'cannot be written').lower()}", err=True)
         sys.exit(1)
