@@ -104,6 +104,15 @@ class Census:
         )
 
 
+#: The buffer of a block that is kept with its weights and never learned.
+SELECTION_BIAS = "feed_forward.router.selection_bias"
+
+
+def of(model: ModelSpec | Census) -> Census:
+    """The census of a spec, or the one that is handed over."""
+    return model if isinstance(model, Census) else take(model)
+
+
 def take(spec: ModelSpec) -> Census:
     """The census of a decoder, in the order in which a token meets its tensors."""
     table = (spec.vocab, spec.width)
@@ -127,9 +136,6 @@ def take(spec: ModelSpec) -> Census:
     if not spec.tied:
         weights.append(Weight(name="head.weight", shape=table, part=Part.HEAD, multiplies=True))
     return Census(weights=tuple(weights), buffers=tuple(buffers), products=tuple(products))
-
-
-SELECTION_BIAS = "feed_forward.router.selection_bias"
 
 
 def _linear(name: str, out: int, into: int, part: Part, bias: bool) -> Iterator[Weight]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from accounting.census import Census, Part, take
+from accounting.census import Census, Part, of
 from accounting.gradients import Trains, everything, products
 from accounting.pairs import Pairs
 from accounting.pairs import model as model_pairs
@@ -68,10 +68,6 @@ def _operations(census: Census) -> Iterator[_Operation]:
         )
 
 
-def _census(model: ModelSpec | Census) -> Census:
-    return model if isinstance(model, Census) else take(model)
-
-
 def _sum(census: Census, seq: int, batch: int, pairs: Pairs, times: Callable[[_Operation], int]) -> Flops:
     for name, value in (("seq", seq), ("batch", batch)):
         if value < 1:
@@ -93,7 +89,7 @@ def forward(model: ModelSpec | Census, *, seq: int, batch: int = 1, pairs: Pairs
     by k of E. To decode one token against a cache: ``seq=1, pairs=cached(length)``.
     Raises ValueError for a length or a batch below 1.
     """
-    return _sum(_census(model), seq, batch, pairs, lambda _: 1)
+    return _sum(of(model), seq, batch, pairs, lambda _: 1)
 
 
 def backward(
@@ -108,7 +104,7 @@ def backward(
 
     ``trains`` says of each weight whether it trains; see ``accounting.gradients``.
     """
-    census = _census(model)
+    census = of(model)
     needed = products(census, trains)
     return _sum(census, seq, batch, pairs, lambda operation: needed[operation.name])
 
@@ -141,7 +137,7 @@ def executed(
     section 5), ``full`` every block; the head is never repeated.
     """
     repeated = {"none": (), "selective": ("scores", "mixture"), "full": ("scores", "mixture", "linear", "router")}
-    again = _sum(_census(model), seq, batch, pairs, lambda operation: int(operation.component in repeated[recompute]))
+    again = _sum(of(model), seq, batch, pairs, lambda operation: int(operation.component in repeated[recompute]))
     return training(model, seq=seq, batch=batch, pairs=pairs, trains=trains) + again
 
 
@@ -149,7 +145,7 @@ def by_layer(
     model: ModelSpec | Census, *, seq: int, batch: int = 1, pairs: Pairs = model_pairs
 ) -> dict[int | None, Flops]:
     """Forward FLOPs of each block, and under None of the head; they add up to ``forward``."""
-    census = _census(model)
+    census = of(model)
 
     def those(layer: int | None) -> Flops:
         return _sum(census, seq, batch, pairs, lambda operation: int(operation.layer == layer))

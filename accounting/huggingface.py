@@ -130,8 +130,13 @@ def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str |
             raise InputError(source, f"not an object that JSON can hold ({error})") from None
     try:
         fields = _decode(data)
-        model_type, reader, left_out = _reader(fields)
-        spec = _spec(reader, "text_config." if model_type == "gemma3" else "")
+        model_type = _model_type(fields)
+        if model_type == "gemma3":
+            text, left_out = _text_model(fields)
+            reader, spec = _decoder(text, FAMILIES["gemma3_text"], section="text_config.")
+        else:
+            left_out = ()
+            reader, spec = _decoder(fields, FAMILIES[model_type])
         return Reading(
             name=files.printable(name),
             model_type=model_type,
@@ -188,51 +193,55 @@ def _decode(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _reader(fields: dict[str, Any]) -> tuple[str, Config, tuple[str, ...]]:
-    """The model type, the family's reader of the fields, and what they describe besides."""
-    model_type = fields.get("model_type")
-    if not isinstance(model_type, str):
-        got = "nothing" if model_type is None else f"{type(model_type).__name__}"
-        raise SpecError("model_type", f"expected one of {', '.join(_known())}, got {got}")
-    if model_type == "gemma3":
-        return _multimodal(model_type, fields)
-    if model_type not in FAMILIES:
-        raise SpecError("model_type", f"expected one of {', '.join(_known())}, got {model_type!r}")
-    return model_type, _convert(fields, FAMILIES[model_type]), ()
+def _model_type(fields: dict[str, Any]) -> str:
+    """The family that a config names, one that has a reader."""
+    known = sorted([*FAMILIES, "gemma3"])
+    match fields.get("model_type"):
+        case str(name) if name in known:
+            return name
+        case str(name):
+            got = repr(name)
+        case None:
+            got = "nothing"
+        case other:
+            got = type(other).__name__
+    raise SpecError("model_type", f"expected one of {', '.join(known)}, got {got}")
 
 
-def _spec(reader: Config, section: str) -> ModelSpec:
-    """The reader's spec; an error names the field as the config does, in its section."""
-    try:
-        reader.check()
-        return reader.spec()
-    except SpecError as error:
-        raise SpecError(section + reader.names.get(error.field, error.field), error.problem) from None
-
-
-def _known() -> list[str]:
-    return sorted([*FAMILIES, "gemma3"])
-
-
-def _multimodal(model_type: str, fields: dict[str, Any]) -> tuple[str, Config, tuple[str, ...]]:
+def _text_model(fields: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of the text model in a config of several models, and what stands beside it."""
     outer = _convert(fields, Gemma3Multimodal)
     inner = outer.text_config
     if inner.get("model_type") not in (None, "gemma3_text"):
         raise SpecError("text_config.model_type", f"expected 'gemma3_text', got {inner['model_type']!r}")
     if inner.get("tie_word_embeddings") not in (None, outer.tie_word_embeddings):
         raise SpecError("text_config.tie_word_embeddings", "expected what the config says outside text_config")
-    inner = {
+    text = {
         "architectures": outer.architectures,
         "quantization_config": outer.quantization_config,
         "tie_word_embeddings": outer.tie_word_embeddings,
         **{name: value for name, value in inner.items() if value is not None},
     }
-    try:
-        reader = _convert(inner, FAMILIES["gemma3_text"])
-    except SpecError as error:
-        raise SpecError(f"text_config.{error.field}", error.problem) from None
     left_out = ("vision_config: the vision tower and its projector",) if outer.vision_config is not None else ()
-    return model_type, reader, left_out
+    return text, left_out
+
+
+def _decoder(fields: dict[str, Any], family: type[Config], section: str = "") -> tuple[Config, ModelSpec]:
+    """The family's reader of the fields, which are a section of the config, and its spec."""
+    try:
+        reader = _convert(fields, family)
+        return reader, _spec(reader)
+    except SpecError as error:
+        raise SpecError(section + error.field, error.problem) from None
+
+
+def _spec(reader: Config) -> ModelSpec:
+    """The reader's spec; an error names the field as the config does."""
+    try:
+        reader.check()
+        return reader.spec()
+    except SpecError as error:
+        raise SpecError(reader.names.get(error.field, error.field), error.problem) from None
 
 
 def _convert(fields: dict[str, Any], into: type[Fields]) -> Fields:

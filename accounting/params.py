@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from accounting.census import Census, Part, Weight, take
+from accounting.census import Census, Part, Weight, of
 from accounting.spec import ModelSpec
 
 Key = TypeVar("Key")
@@ -37,7 +37,7 @@ class Parameters:
 
 def count(model: ModelSpec | Census) -> Parameters:
     """All counts of a decoder, or of the tensors in a census."""
-    census = model if isinstance(model, Census) else take(model)
+    census = of(model)
     weights = census.weights
     unique = sum(weight.scalars for weight in weights)
     embedding = sum(weight.scalars for weight in weights if weight.part in (Part.EMBEDDING, Part.POSITION))
@@ -64,7 +64,7 @@ def by_layer(model: ModelSpec | Census) -> dict[int | None, Parameters]:
 
 
 def _split(model: ModelSpec | Census, key: Callable[[Weight], Key]) -> dict[Key, Parameters]:
-    census = model if isinstance(model, Census) else take(model)
+    census = of(model)
     groups: dict[Key, tuple[list[Weight], list[Weight]]] = {}
     for tensors, kind in ((census.weights, 0), (census.buffers, 1)):
         for tensor in tensors:

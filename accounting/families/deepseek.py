@@ -92,9 +92,9 @@ class DeepseekV3(RotaryConfig, kw_only=True):
     def spec(self) -> ModelSpec:
         if self.num_key_value_heads not in (None, self.num_attention_heads):
             raise SpecError("num_key_value_heads", f"expected num_attention_heads {self.num_attention_heads}")
-        # transformers saves two widths that follow from others: of a head's rotated part and of a query.
         if self.num_mtp_layers not in (None, self.num_nextn_predict_layers):
             raise SpecError("num_mtp_layers", f"expected num_nextn_predict_layers {self.num_nextn_predict_layers}")
+        # transformers saves two widths that follow from others: of a head's rotated part and of a query.
         whole = self.qk_nope_head_dim + self.qk_rope_head_dim
         for field, width in (("head_dim", self.qk_rope_head_dim), ("qk_head_dim", whole)):
             if getattr(self, field) not in (None, width):
