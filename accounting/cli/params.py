@@ -1,17 +1,11 @@
-"""The command ``sixnd``: exact counts for a config, as a table or as JSON.
+"""``sixnd params``: parameters by name, and split by part, layer or tensor."""
 
-Bad input is one line on standard error and exit code 2.
-"""
-
-import json
-import os
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting import __version__, published
+from accounting.cli.output import EPILOG, config_argument, envelope, json_option, left_out, table
 
 if TYPE_CHECKING:
     from accounting.census import Census
@@ -30,15 +24,9 @@ MEANING = {
 FIRST = ("unique", "stored", "active")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="sixnd")
-def cli() -> None:
-    """Exact counts for decoder-only language models."""
-
-
-@cli.command(epilog=f"Published models: {', '.join(published.names())}.")
-@click.argument("config")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@click.command(epilog=EPILOG)
+@config_argument
+@json_option
 @click.option("--all", "everything", is_flag=True, help="Every named count, not the first three.")
 @click.option("--by", type=click.Choice(["part", "layer", "tensor"]), help="Split the counts.")
 def params(config: str, as_json: bool, everything: bool, by: str | None) -> None:
@@ -55,43 +43,29 @@ def params(config: str, as_json: bool, everything: bool, by: str | None) -> None
     total = counts.count(bill)
     split = _split(bill, by)
     if as_json:
-        answer = _envelope("params", reading)
-        answer["parameters"] = asdict(total)
-        answer["parts"] = _split(bill, "part")
-        answer["extras"] = _extras(reading, total)
-        answer["not_counted"] = list(reading.not_counted)
-        if by in ("layer", "tensor"):
-            answer[f"{by}s"] = split
-        click.echo(json.dumps(answer, indent=2))
+        envelope(
+            "params",
+            reading,
+            parameters=asdict(total),
+            parts=_split(bill, "part"),
+            extras=_extras(reading, total),
+            not_counted=list(reading.not_counted),
+            **({f"{by}s": split} if by in ("layer", "tensor") else {}),
+        )
         return
     click.echo(f"{reading.name} ({reading.model_type})")
     shown = MEANING if everything else FIRST
-    _table(("parameters", "scalars", "meaning"), [(name, getattr(total, name), MEANING[name]) for name in shown])
+    table(("parameters", "scalars", "meaning"), [(name, getattr(total, name), MEANING[name]) for name in shown])
     if split:
         columns = [name for name in split[0] if everything or name in FIRST or name not in MEANING]
-        _table(tuple(columns), [tuple(row[name] for name in columns) for row in split])
+        table(tuple(columns), [tuple(row[name] for name in columns) for row in split])
     if reading.extras:
         click.echo("A file may hold besides, never part of a count:")
-        _table(
+        table(
             ("extra", "scalars", "stored_with", "what it is"),
             [(row["name"], row["scalars"], row["stored_with"], row["note"]) for row in _extras(reading, total)],
         )
-    for left_out in reading.not_counted:
-        click.echo(f"Not counted: {left_out}")
-
-
-def _envelope(command: str, reading: "Reading") -> dict[str, Any]:
-    """What every command's JSON begins with."""
-    return {
-        "schema": f"sixnd.{command}/1",
-        "version": __version__,
-        "model": {
-            "name": reading.name,
-            "model_type": reading.model_type,
-            "path": reading.path,
-            "sha256": reading.sha256,
-        },
-    }
+    left_out(reading)
 
 
 def _extras(reading: "Reading", total: "Parameters") -> list[dict[str, Any]]:
@@ -126,36 +100,3 @@ def _split(bill: "Census", by: str | None) -> list[dict[str, Any]]:
             ]
         case _:
             return []
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Print aligned columns, numbers to the right and with separators."""
-    from tabulate import tabulate
-
-    cells = [[" x ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in row] for row in rows]
-    click.echo(tabulate(cells, header, tablefmt="plain", intfmt=",", missingval="outside", disable_numparse=[0]))
-    click.echo()
-
-
-def main() -> NoReturn:
-    """Run the command; bad input becomes one line on standard error."""
-    from accounting.files import InputError
-
-    try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        sys.exit(2)
-    except click.ClickException as error:
-        click.echo(f"sixnd: {' '.join(error.format_message().split())}", err=True)
-        sys.exit(2)
-    except InputError as error:
-        click.echo(f"sixnd: {error}", err=True)
-        sys.exit(2)
-    except click.Abort:
-        sys.exit(130)
-    except OSError as error:
-        # What the buffer still holds cannot be written either, and is not tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        click.echo(f"sixnd: standard output: {(error.strerror or 'cannot be written').lower()}", err=True)
-        sys.exit(1)
