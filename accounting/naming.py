@@ -1,15 +1,17 @@
 """Canonical tensor names to published ones: one table a family.
 
-A published file names, packs and turns tensors as its family does. ``published(census,
+A published file names, packs and turns tensors as its family does. ``published(model,
 model_type)`` says which tensors the family's checkpoints hold for a decoder, of what shape,
-and which canonical tensors each is made of.
+and which canonical tensors each is made of; ``canonical(model)`` the same of a file that
+keeps the canonical names.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from accounting.census import Census, Weight
+from accounting.census import Census, Weight, of
+from accounting.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,19 +189,29 @@ TABLES: dict[str, dict[str, Layout]] = {
 }
 
 
-def published(census: Census, model_type: str) -> Iterator[Published]:
+def canonical(model: ModelSpec | Census) -> Iterator[Published]:
+    """The tensors of a decoder under their own names, each by itself, buffers included."""
+    census = of(model)
+    for weight in (*census.weights, *census.buffers):
+        for tensor in weight.expand():
+            layout = Layout(sources=(tensor.name,))
+            yield Published(name=tensor.name, shape=tensor.shape, layout=layout, weights=(tensor,))
+
+
+def published(model: ModelSpec | Census, model_type: str) -> Iterator[Published]:
     """The tensors that a checkpoint of this family holds for a decoder, buffers included.
 
     Raises KeyError for a family without a table and for a tensor that its table lacks.
     """
-    table = TABLES[model_type]
+    census, table = of(model), TABLES[model_type]
     holder = {source: name for name, layout in table.items() for source in layout.sources}
-    groups: dict[tuple[str, int | None], list[Weight]] = {}
+    groups: dict[tuple[str, int | None], dict[str, Weight]] = {}
     for weight in (*census.weights, *census.buffers):
         template = weight.name.replace(f"blocks.{weight.layer}.", f"{BLOCK}.", 1)
-        groups.setdefault((holder[template], weight.layer), []).append(weight)
-    for (name, layer), weights in groups.items():
+        groups.setdefault((holder[template], weight.layer), {})[template] = weight
+    for (name, layer), held in groups.items():
         layout = table[name]
+        weights = [held[source] for source in layout.sources if source in held]
         members = [weights] if layout.stacked else zip(*(weight.expand() for weight in weights), strict=True)
         for expert, group in enumerate(members):
             yield Published(

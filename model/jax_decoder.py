@@ -224,6 +224,20 @@ def feed(spec: FeedForward, params: Params, x_BTD: Array) -> Array:
     return linear(params["down"], act(linear(params["gate"], x_BTD)) * up if spec.gated else act(up))
 
 
+def run_block(spec: Block, params: Params, x_BTD: Array) -> Array:
+    """One layer: x + post(attention(pre(x))), then the same around the feed-forward: (B, T, D).
+
+    ValueError for a component that is not built.
+    """
+    attention, feed_forward = _supported(spec)
+    y_BTD = normalise(spec.attention_norm, params.get("attention_norm"), x_BTD)
+    y_BTD = attend(attention, params["attention"], y_BTD)
+    x_BTD = x_BTD + normalise(spec.attention_post_norm, params.get("attention_post_norm"), y_BTD)
+    y_BTD = normalise(spec.feed_forward_norm, params.get("feed_forward_norm"), x_BTD)
+    y_BTD = feed(feed_forward, params["feed_forward"], y_BTD)
+    return x_BTD + normalise(spec.feed_forward_post_norm, params.get("feed_forward_post_norm"), y_BTD)
+
+
 def forward(spec: ModelSpec, params: Params, tokens_BT: Array) -> Array:
     """Logits (B, T, V) for token ids (B, T); ValueError for more tokens than the context."""
     tokens = tokens_BT.shape[1]
@@ -235,14 +249,7 @@ def forward(spec: ModelSpec, params: Params, tokens_BT: Array) -> Array:
     if spec.learned_positions:
         x_BTD = x_BTD + params["position"]["weight"][:tokens]
     for index, block in enumerate(spec.blocks):
-        attention, feed_forward = _supported(block)
-        layer = params["blocks"][str(index)]
-        y_BTD = normalise(block.attention_norm, layer.get("attention_norm"), x_BTD)
-        y_BTD = attend(attention, layer["attention"], y_BTD)
-        x_BTD = x_BTD + normalise(block.attention_post_norm, layer.get("attention_post_norm"), y_BTD)
-        y_BTD = normalise(block.feed_forward_norm, layer.get("feed_forward_norm"), x_BTD)
-        y_BTD = feed(feed_forward, layer["feed_forward"], y_BTD)
-        x_BTD = x_BTD + normalise(block.feed_forward_post_norm, layer.get("feed_forward_post_norm"), y_BTD)
+        x_BTD = run_block(block, params["blocks"][str(index)], x_BTD)
     x_BTD = normalise(spec.final_norm, params["norm"], x_BTD)
     logits_BTV = linear(params["embedding" if spec.tied else "head"], x_BTD)
     if (cap := spec.logit_softcap) is not None:

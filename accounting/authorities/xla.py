@@ -44,6 +44,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[^\s=]+ = (.*)$", re.MULTILINE)
 class XlaCost:
     """The cost of one run: elementwise work is in ``flops``, a transcendental function is not.
 
+    XLA adds up in float32: a total above 2**24 is rounded to 24 bits at each step.
     ``scope``: the whole program before it is partitioned and optimised, or what one device runs after it.
     """
 

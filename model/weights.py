@@ -1,0 +1,216 @@
+"""Weights between frameworks: the same tensors in PyTorch, in JAX and in a safetensors file.
+
+``Tensors`` go from canonical name to NumPy array, each in the dtype that it came in; bfloat16 is ``ml_dtypes``'. A
+tied head is the token table, and no tensor of its own. A file has them under these names or, with a ``model_type``,
+as that family's checkpoints have them: named, packed and turned, for Hugging Face's modules to load.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from accounting import naming
+from accounting.files import InputError
+from accounting.naming import Published
+from accounting.spec import ModelSpec
+
+if TYPE_CHECKING:  # who runs one framework need not have the other
+    from torch import nn
+
+Tensors = dict[str, NDArray[Any]]
+Shape = tuple[int, ...]
+
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+HEADER_LIMIT = 2**24  # bytes; in one file the 45,395 tensors of DeepSeek-V3 would take about 6 million
+
+
+def _layout(spec: ModelSpec, model_type: str | None) -> list[Published]:
+    return list(naming.canonical(spec) if model_type is None else naming.published(spec, model_type))
+
+
+def _shapes(layout: list[Published]) -> dict[str, Shape]:
+    return {tensor.name: tensor.shape for tensor in layout}
+
+
+def _check(source: object, found: Mapping[str, tuple[Shape, str]], expected: Mapping[str, Shape]) -> None:
+    """Raise InputError for a tensor that is missing, not expected, of another shape or of no float dtype."""
+    for name, expected_shape in expected.items():
+        if name not in found:
+            raise InputError(source, f"{name}: missing")
+        shape, dtype = found[name]
+        if shape != expected_shape:
+            raise InputError(source, f"{name}: expected shape {expected_shape}, got {shape}")
+        if dtype not in DTYPES.values():
+            raise InputError(source, f"{name}: expected one of {', '.join(DTYPES.values())}, got {dtype}")
+    if surplus := found.keys() - expected.keys():
+        raise InputError(source, f"{min(surplus)}: not a tensor of this decoder")
+
+
+def _check_arrays(tensors: Tensors, expected: Mapping[str, Shape]) -> None:
+    _check("tensors", {name: (array.shape, array.dtype.name) for name, array in tensors.items()}, expected)
+
+
+def _experts(tensor: Published) -> list[list[str]]:
+    """The canonical names in a tensor: for each expert that is stacked in it, those that are joined."""
+    copies = zip(*(weight.expand() for weight in tensor.weights), strict=True)
+    return [[weight.name for weight in joined] for joined in copies]
+
+
+def _pack(tensor: Published, tensors: Tensors) -> NDArray[Any]:
+    matrices = []
+    for names in _experts(tensor):
+        parts = [tensors[name] for name in names]
+        if len({part.dtype for part in parts}) > 1:
+            raise InputError("tensors", f"{tensor.name}: made of tensors of more than one dtype")
+        if tensor.layout.joined == "interleaved":
+            matrix = np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
+        else:
+            matrix = np.concatenate(parts)
+        matrices.append(matrix.T if tensor.layout.transposed else matrix)
+    return np.stack(matrices) if tensor.layout.stacked else matrices[0]
+
+
+def _unpack(tensor: Published, array: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for names, matrix in zip(_experts(tensor), array if tensor.layout.stacked else array[None], strict=True):
+        rows = matrix.T if tensor.layout.transposed else matrix
+        if tensor.layout.joined == "interleaved":
+            parts = [rows[start :: len(names)] for start in range(len(names))]
+        else:
+            parts = np.split(rows, np.cumsum([weight.shape[0] for weight in tensor.weights])[:-1])
+        yield from zip(names, parts, strict=True)
+
+
+def to_published(tensors: Tensors, spec: ModelSpec, model_type: str | None) -> Tensors:
+    """Tensors as a family's checkpoints have them; None keeps the canonical names.
+
+    Raises InputError for tensors that are not the decoder's, or whose dtypes differ where a family packs them into
+    one, and KeyError for a family or a tensor that ``accounting.naming`` has no name for.
+    """
+    _check_arrays(tensors, _shapes(_layout(spec, None)))
+    return {tensor.name: _pack(tensor, tensors) for tensor in _layout(spec, model_type)}
+
+
+def from_published(tensors: Tensors, spec: ModelSpec, model_type: str | None) -> Tensors:
+    """The way back from ``to_published``, with its errors: views of the arrays."""
+    layout = _layout(spec, model_type)
+    _check_arrays(tensors, _shapes(layout))
+    return dict(part for tensor in layout for part in _unpack(tensor, tensors[tensor.name]))
+
+
+def save(path: Path, tensors: Tensors, spec: ModelSpec, model_type: str | None = None) -> None:
+    """Write a decoder's tensors into one safetensors file.
+
+    Raises the errors of ``to_published``, and SafetensorError where the path cannot be written.
+    """
+    # safetensors writes the memory behind an array, whatever its strides (safetensors#825).
+    arrays = {name: np.ascontiguousarray(array) for name, array in to_published(tensors, spec, model_type).items()}
+    save_file(arrays, path, {"format": "pt"})  # as transformers writes it, which before version 5 asked for it
+
+
+def load(path: Path, spec: ModelSpec, model_type: str | None = None) -> Tensors:
+    """Read the tensors of a decoder from one safetensors file, none of them before all are known to be as expected.
+
+    Raises InputError in one line that names the file and the tensor, and KeyError as ``to_published`` does.
+    """
+    layout = _layout(spec, model_type)
+    try:
+        header = _header(path)
+        with safe_open(path, framework="numpy") as file:
+            _check_repeats(path, header)
+            found = {}
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                entry = file.get_slice(name)
+                found[name] = tuple(entry.get_shape()), DTYPES.get(entry.get_dtype(), entry.get_dtype())
+            _check(path, found, _shapes(layout))
+            return from_published({name: file.get_tensor(name) for name in found}, spec, model_type)
+    except OSError as error:
+        raise InputError(path, (error.strerror or "cannot be read").lower()) from None
+    except SafetensorError as error:
+        raise InputError(path, f"not a whole safetensors file ({error})") from None
+
+
+def _header(path: Path) -> bytes:
+    """The JSON of a file's header, before the library opens what it would wait for, or misname."""
+    if path.exists() and not path.is_file():
+        raise InputError(path, "expected a regular file")
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start == b"version ":
+            raise InputError(path, "a pointer of Git LFS, not the file that it stands for")
+        if (size := int.from_bytes(start, "little")) > HEADER_LIMIT:
+            raise InputError(path, f"a header of {size:,} bytes, more than {HEADER_LIMIT:,}")
+        return file.read(size)
+
+
+def _check_repeats(path: Path, header: bytes) -> None:
+    """Refuse a name that is given twice: the library takes the last one (safetensors#401)."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in fields:
+                raise InputError(path, f"{name}: given more than once")
+            fields[name] = value
+        return fields
+
+    json.loads(header, object_pairs_hook=once)
+
+
+def to_tree(tensors: Tensors) -> dict[str, Any]:
+    """The nested dict whose paths are the dotted names: what ``jax_decoder.forward`` takes, under ``jax.jit``."""
+    tree: dict[str, Any] = {}
+    for name, array in tensors.items():
+        *path, last = name.split(".")
+        branch = tree
+        for key in path:
+            branch = branch.setdefault(key, {})
+        branch[last] = array
+    return tree
+
+
+def from_tree(tree: Mapping[str, Any]) -> Tensors:
+    """The leaves of a nested dict, of any array type, by their dotted paths."""
+    tensors: Tensors = {}
+    for name, branch in tree.items():
+        if isinstance(branch, Mapping):
+            tensors |= {f"{name}.{path}": array for path, array in from_tree(branch).items()}
+        else:
+            tensors[name] = np.asarray(branch)
+    return tensors
+
+
+def _dtype(parameter: "nn.Parameter") -> str:
+    return str(parameter.dtype).removeprefix("torch.")
+
+
+def from_module(decoder: "nn.Module") -> Tensors:
+    """Copies of the parameters of a ``torch_decoder.Decoder``."""
+    tensors: Tensors = {}
+    for name, parameter in decoder.named_parameters():
+        host, dtype = parameter.detach().cpu(), _dtype(parameter)
+        # NumPy takes no bfloat16 from PyTorch, and float32 holds each of its values.
+        tensors[name] = (host.float() if dtype == "bfloat16" else host).numpy().astype(dtype)
+    return tensors
+
+
+def fill(decoder: "nn.Module", tensors: Tensors) -> None:
+    """Copy tensors into the parameters of a ``torch_decoder.Decoder``, which must have their dtype.
+
+    Raises InputError, and copies nothing, where a name, a shape or a dtype is not that of the parameter.
+    """
+    parameters = dict(decoder.named_parameters())
+    _check_arrays(tensors, {name: tuple(parameter.shape) for name, parameter in parameters.items()})
+    for name, parameter in parameters.items():
+        if (held := tensors[name].dtype.name) != _dtype(parameter):
+            raise InputError("tensors", f"{name}: expected {_dtype(parameter)} as the decoder has it, got {held}")
+    for name, parameter in parameters.items():
+        array = tensors[name]
+        wide = array.astype(np.float32) if array.dtype == bfloat16 else array
+        parameter.data.copy_(parameter.new_tensor(wide))
