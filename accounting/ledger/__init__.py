@@ -11,6 +11,6 @@ from accounting.ledger.check import ClaimCheck
 __all__ = ["ClaimCheck", "case"]
 
 
-def case(claim_id: str, *values: object) -> pytest.ParameterSet:
+def case(claim_id: str, *values: object) -> "pytest.ParameterSet":
     """One case of a parametrised test: its parameters are `values`, and it takes the claim, whose id is its own."""
     return pytest.param(*values, marks=pytest.mark.claim(claim_id), id=claim_id)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401 (a run within a run unloads what it loaded first, and NumPy loads once in a process)
 import pytest
 
 Record = dict[str, Any]
