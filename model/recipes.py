@@ -68,7 +68,7 @@ def d2l_gpt(
     """A pre-norm decoder with a tied head; the defaults have 4,730,624 unique parameters.
 
     ``bias`` gives every linear layer one; a LayerNorm always has its offset. RoPE has base 10,000. The feed-forward
-    is plain of width 4 d for gelu, gated of ``swiglu_width`` for swiglu.
+    is plain of width 4 d for gelu, in its tanh form as in GPT-2, and gated of ``swiglu_width`` for swiglu.
     """
     head_dim = _head_dim(width, heads)
     one_norm = Norm(kind="rms", eps=1e-6) if norm == "rms" else Norm(kind="layer", eps=GPT2_EPS, bias=True)
@@ -83,7 +83,7 @@ def d2l_gpt(
     if activation == "swiglu":
         feed_forward = FeedForward(width=swiglu_width(width), activation="silu", gated=True, bias=bias)
     else:
-        feed_forward = FeedForward(width=4 * width, activation="gelu", gated=False, bias=bias)
+        feed_forward = FeedForward(width=4 * width, activation="gelu_tanh", gated=False, bias=bias)
     block = Block(attention=attention, feed_forward=feed_forward, attention_norm=one_norm, feed_forward_norm=one_norm)
     return ModelSpec(
         vocab=vocab,
