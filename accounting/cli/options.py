@@ -118,8 +118,9 @@ class Devices:
 
     @property
     def meaning(self) -> str:
-        """The peak, and who says so."""
-        return f"{float(self.peak) / 1e12:,.6g} TFLOP/s a chip, {self.kind} ({self.source})"
+        """How many, their peak, and who says so."""
+        rate = f"{float(self.peak) / 1e12:,.6g} TFLOP/s each, {self.kind}"
+        return f"{self.count:,} x {self.name}, peak {rate}\npeak from: {self.source}"
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""

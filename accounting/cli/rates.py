@@ -78,7 +78,7 @@ def time(
         return
     length = f"in sequences of {seq:,}, pairs: {chosen.name}" if seq else "without attention's products (no --seq)"
     click.echo(f"{reading.name} ({reading.model_type}): {tokens:,} tokens {length}")
-    click.echo(f"{count:,} x {chips.name} at {float(mfu):.4g} of the peak, {chips.meaning}")
+    click.echo(f"at {float(mfu):.4g} of the peak of {chips.meaning}")
     rows = [(name, cost, f"{float(days[name]):,.4g}") for name, cost in costs.items()]
     table(("training by", "FLOPs", "days"), rows)
     left_out(reading)
@@ -163,7 +163,7 @@ def mfu(
         f"{reading.name} ({reading.model_type}): {float(tokens_per_second):,.10g} tokens a second {whose}, "
         f"in sequences of {seq:,}, pairs: {chosen.name}"
     )
-    click.echo(f"{count:,} x {chips.name}, peak {chips.meaning}")
+    click.echo(f"on {chips.meaning}")
     shown = [
         (
             f"{name}, {recompute} recomputation (HFU)" if name == "executed" else name,
