@@ -119,10 +119,14 @@ class Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The arrays that a way of training keeps."""
+    """The arrays that a way of training keeps.
+
+    ``counts_steps``: torch's optimizer keeps a float32 count of steps beside each tensor's state.
+    """
 
     arrays: tuple[Array, ...]
     source: str
+    counts_steps: bool = True
 
     @property
     def bytes_per_parameter(self) -> int:
@@ -130,7 +134,9 @@ class Layout:
         return sum(DTYPE_BYTES[array.dtype] for array in self.arrays)
 
 
-def _layout(source: str, weights: str, gradients: str, **optimizer: str) -> Layout:
+def _layout(
+    source: str, weights: str, gradients: str, optimizer: Mapping[str, str], *, counts_steps: bool = True
+) -> Layout:
     kept = (Array(name=name, dtype=dtype, role="optimizer") for name, dtype in optimizer.items())
     return Layout(
         arrays=(
@@ -139,34 +145,32 @@ def _layout(source: str, weights: str, gradients: str, **optimizer: str) -> Layo
             *kept,
         ),
         source=source,
+        counts_steps=counts_steps,
     )
 
 
 _ADAM = "Kingma and Ba 2014, arXiv 1412.6980, algorithm 1"
+_AMSGRAD = "Reddi et al. 2018, arXiv 1904.09237, algorithm 2"
 _MIXED = (
     "Micikevicius et al. 2017, arXiv 1710.03740, section 3.1; Rajbhandari et al. 2019, arXiv 1910.02054, section 3.1"
 )
+_MOMENTUM = "Sutskever et al. 2013, On the importance of initialization and momentum in deep learning, section 2"
 _MOMENTS = {"first_moment": "float32", "second_moment": "float32"}
+_MASTER = {"master_weights": "float32", **_MOMENTS}
 
 #: What is kept, by name; bytes a parameter follow from the arrays.
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {
-        "adam_float32": _layout(_ADAM, "float32", "float32", **_MOMENTS),
+        "adam_float32": _layout(_ADAM, "float32", "float32", _MOMENTS),
         "adam_amsgrad_float32": _layout(
-            "Reddi et al. 2018, arXiv 1904.09237, algorithm 2",
-            "float32",
-            "float32",
-            **_MOMENTS,
-            largest_second_moment="float32",
+            _AMSGRAD, "float32", "float32", {**_MOMENTS, "largest_second_moment": "float32"}
         ),
-        "adam_bfloat16": _layout(_ADAM, "bfloat16", "bfloat16", first_moment="bfloat16", second_moment="bfloat16"),
-        "adam_mixed": _layout(_MIXED, "bfloat16", "bfloat16", master_weights="float32", **_MOMENTS),
-        "adam_mixed_float32_gradients": _layout(_MIXED, "bfloat16", "float32", master_weights="float32", **_MOMENTS),
-        "adam_mixed_gradient_copy": _layout(
-            _MIXED, "bfloat16", "bfloat16", gradient_copy="float32", master_weights="float32", **_MOMENTS
-        ),
-        "sgd_float32": _layout("gradient descent without a state", "float32", "float32"),
-        "sgd_momentum_float32": _layout("Sutskever et al. 2013, section 2", "float32", "float32", momentum="float32"),
+        "adam_bfloat16": _layout(_ADAM, "bfloat16", "bfloat16", dict.fromkeys(_MOMENTS, "bfloat16")),
+        "adam_mixed": _layout(_MIXED, "bfloat16", "bfloat16", _MASTER),
+        "adam_mixed_float32_gradients": _layout(_MIXED, "bfloat16", "float32", _MASTER),
+        "adam_mixed_gradient_copy": _layout(_MIXED, "bfloat16", "bfloat16", {"gradient_copy": "float32", **_MASTER}),
+        "sgd_float32": _layout("descent along the gradient alone", "float32", "float32", {}, counts_steps=False),
+        "sgd_momentum_float32": _layout(_MOMENTUM, "float32", "float32", {"momentum": "float32"}, counts_steps=False),
     }
 )
 
@@ -193,9 +197,10 @@ class ArrayBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBytes:
-    """What one rank keeps."""
+    """What one rank keeps; ``step_counts``: bytes of one scalar a tensor, apart from all totals."""
 
     arrays: tuple[ArrayBytes, ...]
+    step_counts: int
 
     @property
     def total(self) -> int:
@@ -220,10 +225,11 @@ def training(
     if not 0 <= rank < ranks:
         raise ValueError(f"rank: expected 0 to {ranks - 1} of {ranks} ranks, got {rank}")
     weights = of(model).weights
-    whole = sum(weight.scalars for weight in weights)
+    whole, tensors = sum(weight.scalars for weight in weights), sum(weight.copies for weight in weights)
     if shard == "zero1":
-        sizes = [weight.size for weight in weights for _ in range(weight.copies)]
-        share = padded = sum(whole_parameters(sizes, ranks)[rank])
+        own = whole_parameters([weight.size for weight in weights for _ in range(weight.copies)], ranks)[rank]
+        share = padded = sum(own)
+        tensors = len(own)
     else:
         cuts = [(weight.copies, rows(weight.shape, ranks)) for weight in weights]
         share = sum(copies * cut[rank] for copies, cut in cuts)
@@ -234,7 +240,8 @@ def training(
         arrays.append(
             ArrayBytes(array=array, logical=size * (share if cut else whole), padded=size * (padded if cut else whole))
         )
-    return TrainingBytes(arrays=tuple(arrays))
+    step_counts = tensors * DTYPE_BYTES["float32"] if LAYOUTS[layout].counts_steps else 0
+    return TrainingBytes(arrays=tuple(arrays), step_counts=step_counts)
 
 
 def rows(shape: Sequence[int], ranks: int) -> tuple[int, ...]:

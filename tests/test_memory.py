@@ -88,7 +88,7 @@ def test_an_odd_number_of_nibbles_is_a_whole_number_of_bytes():
 
 
 def trained(spec, dtype, make, masters=None):
-    """The arrays that a real step leaves, by name: a layout's own names for what torch calls otherwise."""
+    """The arrays that a real step leaves, by a layout's names, and the bytes of its counts of steps."""
     decoder = Decoder(spec).to(dtype)
     parameters = list(decoder.parameters())
     decoder(torch.zeros((1, 1), dtype=torch.long)).sum().backward()
@@ -97,12 +97,12 @@ def trained(spec, dtype, make, masters=None):
         copy.grad = parameter.grad if masters is None else parameter.grad.to(masters)
     optimizer = make(held)
     optimizer.step()
-    state = torch_memory.optimizer_state(optimizer).arrays
-    named = {OURS[name]: size for name, size in state.items()}
+    state = torch_memory.optimizer_state(optimizer)
+    named = {OURS[name]: size for name, size in state.arrays.items()}
     named |= {"weights": bytes_of(parameters), "gradients": bytes_of(p.grad for p in parameters)}
     if masters is not None:
         named |= {"master_weights": bytes_of(held), "gradient_copy": bytes_of(copy.grad for copy in held)}
-    return named
+    return named, state.scalars
 
 
 OURS = {
@@ -127,10 +127,11 @@ RUNS = {
 def test_a_layout_is_what_a_step_leaves(layout, spec):
     """Array by array, after a real step of torch's optimizer on the decoder."""
     dtype, optimizer, options, masters = RUNS[layout]
-    held = trained(spec, dtype, lambda parameters: optimizer(parameters, **options), masters)
+    held, counts = trained(spec, dtype, lambda parameters: optimizer(parameters, **options), masters)
     predicted = memory.training(spec, layout)
     assert {each.array.name: each.logical for each in predicted.arrays} == held
     assert predicted.total == predicted.padded_total == sum(held.values())
+    assert predicted.step_counts == counts
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import Cache
 
+from accounting.authorities import UncountedError
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -60,22 +62,37 @@ class OptimizerState:
     scalars: int = 0
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: its share of a distributed one, all of any other."""
+    share: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return share
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer) -> OptimizerState:
-    """What an optimizer holds after a step: arrays of a parameter's shape, and scalars apart."""
+    """What this rank's optimizer holds after a step: arrays of a parameter's shape, and scalars apart."""
     arrays: dict[str, int] = {}
     scalars = 0
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                arrays[name] = arrays.get(name, 0) + value.nbytes
+                arrays[name] = arrays.get(name, 0) + local(value).nbytes
             elif isinstance(value, Tensor):
                 scalars += value.nbytes
     return OptimizerState(arrays, scalars)
 
 
 def cache_bytes(cache: Cache) -> tuple[int, ...]:
-    """Bytes of keys and values in each layer of one of Hugging Face's caches."""
-    return tuple(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    """Bytes of keys and values in each layer of one of Hugging Face's caches.
+
+    UncountedError for a layer that keeps something else.
+    """
+    sizes = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+            raise UncountedError(f"a {type(layer).__name__} keeps something else than keys and values")
+        sizes.append(keys.nbytes + values.nbytes)
+    return tuple(sizes)
 
 
 def peak(run: Callable[[], Any]) -> int:
