@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -113,6 +114,7 @@ def of(model: ModelSpec | Census) -> Census:
     return model if isinstance(model, Census) else take(model)
 
 
+@lru_cache(maxsize=8)
 def take(spec: ModelSpec) -> Census:
     """The census of a decoder, in the order in which a token meets its tensors."""
     table = (spec.vocab, spec.width)

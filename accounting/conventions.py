@@ -5,7 +5,7 @@ Each takes a decoder, a length and a batch, and returns an integer next to which
 token, unless their name says otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -85,12 +85,12 @@ def kaplan_non_embedding(spec: ModelSpec) -> int:
 
 
 class Count(Protocol):
-    """Training FLOPs of ``batch`` sequences of ``seq`` tokens by some shortcut.
+    """Training FLOPs of ``batch`` sequences of ``seq`` tokens by some shortcut, which may end in a fraction of one.
 
     Raises InapplicableError where the decoder lacks what the formula names.
     """
 
-    def __call__(self, spec: ModelSpec, *, seq: int, batch: int = 1) -> int: ...
+    def __call__(self, spec: ModelSpec, *, seq: int, batch: int = 1) -> int | Fraction: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +107,35 @@ class Convention:
     linear: bool = False
 
 
-def table(spec: ModelSpec, *, seq: int, batch: int = 1) -> dict[str, int]:
-    """Training FLOPs by each of the ``CONVENTIONS`` that apply to a decoder."""
-    counts = {}
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the ``CONVENTIONS`` say: FLOPs by those that apply, and in words why the others say nothing."""
+
+    flops: dict[str, int]
+    silent: dict[str, str]
+
+
+def table(spec: ModelSpec, *, seq: int, batch: int = 1) -> Table:
+    """Training FLOPs of ``batch`` sequences by each convention."""
+    return run(spec, ((seq, batch),))
+
+
+def run(spec: ModelSpec, sequences: Iterable[tuple[int, int]]) -> Table:
+    """Training FLOPs by each convention of sequences of several lengths, each given with how many there are."""
+    parts = list(sequences)
+    flops: dict[str, int] = {}
+    silent: dict[str, str] = {}
     for name, convention in CONVENTIONS.items():
         try:
-            counts[name] = convention.count(spec, seq=seq, batch=batch)
-        except InapplicableError:
+            total = Fraction(sum(convention.count(spec, seq=seq, batch=batch) for seq, batch in parts))
+        except InapplicableError as error:
+            silent[name] = str(error)
             continue
-    return counts
+        if total.denominator == 1:
+            flops[name] = int(total)
+        else:
+            silent[name] = "no whole number of FLOPs at this length"
+    return Table(flops, silent)
 
 
 def _attention_width(spec: ModelSpec) -> int:
@@ -138,12 +158,9 @@ def _six_n(parameters: Callable[[ModelSpec], int]) -> Count:
 def _corrected(ratio: Callable[[int, int], Fraction]) -> Count:
     """6 N D (1 + ratio), with the N of matrix products."""
 
-    def count(spec: ModelSpec, *, seq: int, batch: int = 1) -> int:
-        _attention_width(spec)
-        corrected = six_nd(params.count(spec).matmul_active, batch * seq) * (1 + ratio(spec.width, seq))
-        if corrected.denominator > 1:
-            raise InapplicableError("the formula gives no whole number of FLOPs at this length")
-        return int(corrected)
+    def count(spec: ModelSpec, *, seq: int, batch: int = 1) -> Fraction:
+        _attention_width(spec)  # refuses what has no one head width, as the ratio takes for granted
+        return six_nd(params.count(spec).matmul_active, batch * seq) * (1 + ratio(spec.width, seq))
 
     return count
 
@@ -279,7 +296,7 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
             formula="6 (matrices less routers) D + 3 (scores + mixture) with S^2/2 pairs",
             source="Megatron-LM, megatron/training/training.py, num_floating_point_operations",
             difference="no routers; S^2/2 pairs for the causal S (S + 1)/2; no windows; "
-            "charges the gains of latent norms",
+            "charges the gains of latent norms, and there a padded vocabulary and prediction layers too",
             count=_megatron,
         ),
         "chinchilla": Convention(

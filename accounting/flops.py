@@ -70,8 +70,8 @@ def _operations(census: Census) -> Iterator[_Operation]:
 
 def _sum(census: Census, seq: int, batch: int, pairs: Pairs, times: Callable[[_Operation], int]) -> Flops:
     for name, value in (("seq", seq), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name}: expected at least 1, got {value}")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected an integer of at least 1, got {value}")
     totals: dict[Component, int] = {}
     met: dict[int | None, int] = {}
     for operation in _operations(census):

@@ -22,13 +22,15 @@ def products(census: Census, trains: Trains = everything) -> dict[str, int]:
     """How many products the backward pass has, 0 to 2, for each of the forward pass.
 
     Keys are the names of the weights that multiply, and ``blocks.N.scores`` and
-    ``blocks.N.mixture``.
+    ``blocks.N.mixture``. Raises ValueError for a part of a census.
     """
     walk = _Walk({weight.name: trains(weight) for weight in census.weights})
     x = walk.trained("embedding") | walk.trained("position")
     for layer in dict.fromkeys(product.layer for product in census.products):
         x = walk.block(f"blocks.{layer}", x)
     walk.linear("head" if "head.weight" in walk.trains else "embedding", walk.norm("norm", x))
+    if missed := {weight.name for weight in census.weights if weight.multiplies} - walk.backward.keys():
+        raise ValueError(f"{min(missed)}: not met on the way from the tokens: a backward pass is a whole decoder's")
     return walk.backward
 
 

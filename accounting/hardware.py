@@ -8,7 +8,7 @@ Results are exact Fractions.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal
 
@@ -136,7 +136,7 @@ CHIPS: tuple[Chip, ...] = (
         bandwidth=2039 * GIGA,
         memory=80 * GIGA,
         source="NVIDIA A100 datasheet",
-        devices=("NVIDIA A100-SXM4-80GB",),
+        devices=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
     ),
     Chip(
         name="a100-sxm-40gb",
@@ -256,7 +256,7 @@ def find(name: str) -> Chip | None:
 
 def seconds(flops: Number, *, peak: Number, count: int = 1, utilisation: Number = 1) -> Fraction:
     """C / (n peak MFU): the time that ``count`` chips take at a share of their peak (0 to 1)."""
-    _positive(peak=peak, count=count, utilisation=utilisation)
+    _positive(flops=flops, peak=peak, count=count, utilisation=utilisation)
     if utilisation > 1:
         raise ValueError(f"utilisation: expected a share of the peak, at most 1, got {utilisation}")
     return Fraction(flops) / (Fraction(peak) * count * Fraction(utilisation))
@@ -269,7 +269,7 @@ def days(flops: Number, *, peak: Number, count: int = 1, utilisation: Number = 1
 
 def achieved(flops_per_token: Number, tokens_per_second: Number, *, count: int, scope: Scope) -> Fraction:
     """FLOP/s of one chip. ``scope``: the tokens are those of all ``count`` chips together, or of each."""
-    _positive(count=count)
+    _positive(flops_per_token=flops_per_token, tokens_per_second=tokens_per_second, count=count)
     if scope not in ("global", "device"):
         raise ValueError(f"scope: expected 'global' or 'device', got {scope!r}")
     return Fraction(flops_per_token) * Fraction(tokens_per_second) / (count if scope == "global" else 1)
@@ -318,11 +318,11 @@ def step_seconds(flops: Number, moved_bytes: Number, *, peak: Number, bandwidth:
 
     A decode step of one sequence moves each active weight and the cache once, and is bound by that.
     """
-    _positive(peak=peak, bandwidth=bandwidth)
+    _positive(flops=flops, moved_bytes=moved_bytes, peak=peak, bandwidth=bandwidth)
     return max(Fraction(flops) / Fraction(peak), Fraction(moved_bytes) / Fraction(bandwidth))
 
 
 def _positive(**values: Number) -> None:
     for name, value in values.items():
-        if not value > 0:
+        if not 0 < value < inf:
             raise ValueError(f"{name}: expected a positive number, got {value}")

@@ -210,7 +210,11 @@ def fill(decoder: "nn.Module", tensors: Tensors) -> None:
     for name, parameter in parameters.items():
         if (held := tensors[name].dtype.name) != _dtype(parameter):
             raise InputError("tensors", f"{name}: expected {_dtype(parameter)} as the decoder has it, got {held}")
+    # PyTorch takes no bfloat16 from NumPy, no other byte order, and no memory that runs backwards.
+    wide = {
+        name: np.float32 if array.dtype == bfloat16 else array.dtype.newbyteorder("=")
+        for name, array in tensors.items()
+    }
+    values = {name: np.ascontiguousarray(array, wide[name]) for name, array in tensors.items()}
     for name, parameter in parameters.items():
-        array = tensors[name]
-        wide = array.astype(np.float32) if array.dtype == bfloat16 else array
-        parameter.data.copy_(parameter.new_tensor(wide))
+        parameter.data.copy_(parameter.new_tensor(values[name]))

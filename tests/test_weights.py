@@ -167,6 +167,16 @@ def test_values_are_written_however_they_lie_in_memory(laid_out, tmp_path):
     assert_same(expected, weights.load(path, SMALL))
 
 
+@pytest.mark.parametrize(
+    "laid_out", [lambda x: x[::-1].copy()[::-1], lambda x: x.astype(">f4")], ids=["backwards", "big-endian"]
+)
+def test_a_decoder_takes_values_however_they_lie_in_memory(laid_out):
+    """Backwards, or in another byte order."""
+    decoder, expected = Decoder(SMALL), drawn(SMALL)
+    weights.fill(decoder, {name: laid_out(array) for name, array in expected.items()})
+    assert_same(expected, weights.from_module(decoder))
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_head_is_stored_once(tied, tmp_path):
     """A file has a head of its own where the model has one, and says whose tensors it holds."""

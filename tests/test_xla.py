@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 
 from accounting import flops, pairs
 from accounting.authorities import UncountedError, xla
@@ -255,8 +256,9 @@ def test_batched_and_contracted_axes():
             ),
             "no formula for shard_map",
         ),
+        (lambda x: sparse.BCOO.fromdense(x, nse=3) @ x, "no formula for bcoo_dot_general"),
     ],
-    ids="while cond cholesky callback convolution solve shard_map".split(),
+    ids="while cond cholesky callback convolution solve shard_map sparse".split(),
 )
 def test_dots_that_a_trace_does_not_tell(function, problem):
     """How often, how many on which device, or whether at all: what is not known is refused."""

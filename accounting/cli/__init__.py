@@ -5,6 +5,7 @@ Bad input is one line on standard error and exit code 2.
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -29,6 +30,9 @@ def main() -> NoReturn:
     """Run the command; bad input becomes one line on standard error."""
     from accounting.files import InputError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may have letters that a terminal lacks
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:

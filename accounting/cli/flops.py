@@ -10,6 +10,7 @@ from accounting.cli.options import WHOLE, check_context, positions, positions_op
 from accounting.cli.output import EPILOG, config_argument, envelope, json_option, left_out, table
 
 if TYPE_CHECKING:
+    from accounting.conventions import Table
     from accounting.flops import Flops, Recompute
 
 COMPONENTS = ("linear", "scores", "mixture", "head", "router", "total")
@@ -56,6 +57,8 @@ def flops(
 
     if seq is None and decode is None:
         raise click.UsageError("--seq: expected the tokens of a sequence")
+    if decode is not None and (recompute != "none" or explain):
+        raise click.UsageError("--decode is forward alone: --recompute and --explain are about training")
     reading = huggingface.load(config)
     spec, chosen = reading.spec, positions(reading, pairs, window)
     tokens = 1 if seq is None else seq
@@ -77,7 +80,9 @@ def flops(
             "backward": _components(backward),
             "training": training.total,
             "executed": executed.total,
-            "conventions": shortcuts,
+            "recompute": recompute,
+            "conventions": shortcuts.flops,
+            "silent": shortcuts.silent,
         }
     else:
         answer = {"backward": None, "training": None, "executed": None, "conventions": {}}
@@ -91,7 +96,7 @@ def flops(
     click.echo(f"pairs: {chosen.name}, {chosen.meaning}")
     table(("FLOPs", *COMPONENTS), [row for name, count, per in rows for row in _rows(name, count, per)])
     if decode is None:
-        _conventions(training.total, answer["conventions"], explain)
+        _conventions(training.total, shortcuts, explain)
     left_out(reading)
 
 
@@ -114,7 +119,7 @@ def _each(value: int, tokens: int) -> int | str:
     return f"{whole:,} {Fraction(rest, tokens)}" if rest else whole
 
 
-def _conventions(exact: int, shortcuts: dict[str, int], explain: bool) -> None:
+def _conventions(exact: int, shortcuts: "Table", explain: bool) -> None:
     """Training by each shortcut, and what share of the exact count that is."""
     from accounting.conventions import CONVENTIONS
 
@@ -122,13 +127,13 @@ def _conventions(exact: int, shortcuts: dict[str, int], explain: bool) -> None:
     rows: list[tuple[Any, ...]] = [("exact", exact, "1", "the sum above")]
     rows += [
         (name, count, f"{float(Fraction(count, exact)):.4f}", CONVENTIONS[name].formula)
-        for name, count in shortcuts.items()
+        for name, count in shortcuts.flops.items()
     ]
     table(("convention", "FLOPs", "of exact", "formula"), rows)
     if explain:
         table(
             ("convention", "why it differs", "source"),
-            [(name, CONVENTIONS[name].difference, CONVENTIONS[name].source) for name in shortcuts],
+            [(name, CONVENTIONS[name].difference, CONVENTIONS[name].source) for name in shortcuts.flops],
         )
-    if missing := [name for name in CONVENTIONS if name not in shortcuts]:
-        click.echo(f"Not for this architecture: {', '.join(missing)}")
+    for name, reason in shortcuts.silent.items():
+        click.echo(f"{name} says nothing: {reason}")

@@ -140,7 +140,7 @@ def devices_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--peak", type=WHOLE, metavar="FLOP/S", help="The peak of a chip, where none is known or it is other."
         ),
         click.option("--sparse", is_flag=True, help="The vendor's peak with half of the entries zero."),
-        click.option("--dtype", default="bfloat16", help="The dtype of the peak.  [default: bfloat16]"),
+        click.option("--dtype", help="The dtype of the peak.  [default: bfloat16]"),
         click.option("--count", type=WHOLE, required=True, metavar="K", help="How many chips."),
         click.option("--chip", required=True, metavar="NAME", help="The chip, with its form factor."),
     ):
@@ -148,17 +148,19 @@ def devices_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def devices(chip: str, count: int, dtype: str, sparse: bool, peak: int | None) -> Devices:
+def devices(chip: str, count: int, dtype: str | None, sparse: bool, peak: int | None) -> Devices:
     """The chips that the options name; an unknown one, or an unknown peak, has to be said."""
+    from accounting.files import printable
     from accounting.hardware import find
 
     if peak is not None:
-        if sparse:
-            raise click.UsageError("--sparse chooses among known peaks: with --peak, say that peak")
-        return Devices(name=chip, count=count, peak=peak, kind="as given", source="--peak")
+        if sparse or dtype is not None:
+            raise click.UsageError("--sparse and --dtype choose among known peaks: with --peak, say that peak")
+        return Devices(name=printable(chip), count=count, peak=peak, kind="as given", source="--peak")
     known = find(chip)
     if known is None:
         raise click.UsageError(f"--chip {chip}: not known here: {_similar(chip)}; for any other, say --peak in FLOP/s")
+    dtype = dtype or "bfloat16"
     rate = known.peak(dtype, sparse=sparse)
     kind = f"{dtype} {'sparse' if sparse else 'dense'}"
     if rate is None:

@@ -43,7 +43,7 @@ def time(
     window: int | None,
     chip: str,
     count: int,
-    dtype: str,
+    dtype: str | None,
     sparse: bool,
     peak: int | None,
     mfu: Fraction,
@@ -57,6 +57,8 @@ def time(
     from accounting import hardware, huggingface
 
     reading = huggingface.load(config)
+    if seq is None and (pairs, window) != ("model", None):
+        raise click.UsageError("--pairs and --window are about the sequences of --seq")
     chosen, chips = positions(reading, pairs, window), devices(chip, count, dtype, sparse, peak)
     check_context(reading, seq or 1)
     costs = _run(reading.spec, tokens, seq, chosen.rule)
@@ -107,7 +109,7 @@ def mfu(
     window: int | None,
     chip: str,
     count: int,
-    dtype: str,
+    dtype: str | None,
     sparse: bool,
     peak: int | None,
     recompute: "Recompute",
@@ -127,7 +129,7 @@ def mfu(
     costs = {"exact": flops.training(spec, seq=seq, pairs=chosen.rule).total}
     if recompute != "none":
         costs["executed"] = flops.executed(spec, seq=seq, pairs=chosen.rule, recompute=recompute).total
-    costs |= conventions.table(spec, seq=seq)
+    costs |= conventions.table(spec, seq=seq).flops
     scope: Scope = "device" if per_device else "global"
     rows = []
     for name, cost in costs.items():
@@ -174,7 +176,7 @@ def mfu(
         )
         for name, per_token, rate, share in rows
     ]
-    table(("training by", "FLOPs a token", "TFLOP/s a chip", "MFU", ""), shown)
+    table(("training by", "FLOPs a token", "TFLOP/s a chip", "of the peak", ""), shown)
     left_out(reading)
 
 
@@ -186,12 +188,8 @@ def _run(spec: "ModelSpec", tokens: int, seq: int | None, rule: "Pairs") -> dict
     from accounting import conventions, flops
 
     if seq is None:
-        one = conventions.table(spec, seq=1)
+        one = conventions.table(spec, seq=1).flops
         return {name: tokens * one[name] for name in one if conventions.CONVENTIONS[name].linear}
-    totals: dict[str, int] = {}
-    for length, batch in ((seq, tokens // seq), (tokens % seq, 1)):
-        if length and batch:
-            costs = {"exact": flops.training(spec, seq=length, batch=batch, pairs=rule).total}
-            for name, cost in (costs | conventions.table(spec, seq=length, batch=batch)).items():
-                totals[name] = totals.get(name, 0) + cost
-    return totals
+    sequences = [(length, batch) for length, batch in ((seq, tokens // seq), (tokens % seq, 1)) if length and batch]
+    exact = sum(flops.training(spec, seq=length, batch=batch, pairs=rule).total for length, batch in sequences)
+    return {"exact": exact, **conventions.run(spec, sequences).flops}
