@@ -57,21 +57,25 @@ def rotary_magnitude(spec: Rotary) -> float:
     return 0.1 * log_factor + 1
 
 
-def rotary_table(spec: Rotary, tokens: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position times frequency, each (T, R), in float32 at least."""
+def _pair_axis(spec: Rotary) -> int:
+    """Where the two members of a pair lie, once the numbers of a head are unflattened into pairs."""
+    return -1 if spec.interleaved else -2
+
+
+def rotary_table(spec: Rotary, position_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of position times frequency for each number of a pair: (T, dim), in float32 at least."""
     dtype = torch.promote_types(dtype, torch.float32)
-    position_T = torch.arange(tokens, device=device, dtype=dtype)
-    angle_TR = position_T[:, None] * rotary_frequencies(spec, device, dtype)
-    magnitude = rotary_magnitude(spec)
-    return angle_TR.cos() * magnitude, angle_TR.sin() * magnitude
+    angle_TR = position_T.to(dtype)[:, None] * rotary_frequencies(spec, position_T.device, dtype)
+    cos_TR, sin_TR = (rotary_magnitude(spec) * wave_TR for wave_TR in (angle_TR.cos(), angle_TR.sin()))
+    axis = _pair_axis(spec)
+    return torch.stack((cos_TR, cos_TR), axis).flatten(-2), torch.stack((-sin_TR, sin_TR), axis).flatten(-2)
 
 
 def rotate(x_BNTH: Tensor, spec: Rotary, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn the first ``dim`` numbers of each head, pair by pair (arXiv 2104.09864, equation 34)."""
-    cos_TR, sin_TR = table
-    axis = -1 if spec.interleaved else -2  # where the two members of a pair lie
-    pairs = torch.unflatten(x_BNTH[..., : spec.dim], -1, (-1, 2) if spec.interleaved else (2, -1))
-    a_BNTR, b_BNTR = pairs.unbind(axis)
-    turned = torch.stack((a_BNTR * cos_TR - b_BNTR * sin_TR, b_BNTR * cos_TR + a_BNTR * sin_TR), axis)
-    turned = turned.flatten(-2).type_as(x_BNTH)
+    cos, signed_sin = table
+    first = x_BNTH[..., : spec.dim]
+    pairs = torch.unflatten(first, -1, (-1, 2) if spec.interleaved else (2, -1))
+    partners = pairs.roll(1, _pair_axis(spec)).flatten(-2)
+    turned = torch.addcmul(first * cos, partners, signed_sin).type_as(x_BNTH)
     return turned if spec.dim == x_BNTH.shape[-1] else torch.cat((turned, x_BNTH[..., spec.dim :]), -1)
