@@ -4,7 +4,8 @@
 leaf for its table and no head. ``forward`` is jit-able with the spec static: ``jax.jit(forward, static_argnums=0)``.
 
 Dimension suffixes: B batch, T and U tokens (query, key), V vocabulary, D width, N query heads, K key/value heads,
-G query heads a key/value head, H head_dim, R rotated pairs. A linear weight is stored (out, in).
+G query heads a key/value head, H head_dim, R rotated pairs, S a span that is normalised. A linear weight is stored
+(out, in).
 """
 
 import math
@@ -30,7 +31,7 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 INITIAL_STD = 0.02  # GPT-2 (Radford et al. 2019), whose residual projections are divided by sqrt(2 L) (section 2.3)
 
 
-def _supported(block: Block) -> tuple[Attention, FeedForward]:
+def supported(block: Block) -> tuple[Attention, FeedForward]:
     """The two components of a block; ValueError for one that this decoder does not build."""
     attention, feed_forward = block.attention, block.feed_forward
     if not isinstance(attention, Attention):
@@ -61,7 +62,7 @@ def _init_norms(specs: dict[str, tuple[Norm | None, int]]) -> Params:
 
 
 def _init_block(spec: Block, width: int, residual_std: float, key: Array) -> Params:
-    attention, feed_forward = _supported(spec)
+    attention, feed_forward = supported(spec)
     keys = iter(jax.random.split(key, 7))
     query_span, key_span = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     per_head = attention.qk_norm_span == "head"
@@ -173,7 +174,7 @@ def _magnitude(scaling: RotaryScaling) -> float:
     return grown(1.0)
 
 
-def rotate(spec: Rotary, x_BTNH: Array) -> Array:
+def rotate(spec: Rotary, x_BTNH: Array, position_T: Array) -> Array:
     """Turn the first ``dim`` numbers of each head, in float32 at least (arXiv 2104.09864, equation 34)."""
     frequency_R = spec.base ** (-2 * np.arange(spec.dim // 2) / spec.dim)
     magnitude = 1.0
@@ -182,7 +183,7 @@ def rotate(spec: Rotary, x_BTNH: Array) -> Array:
         frequency_R = frequency_R * (kept_R + (1 - kept_R) / spec.scaling.factor)
         magnitude = _magnitude(spec.scaling)
     dtype = jnp.promote_types(x_BTNH.dtype, jnp.float32)
-    angle_TR = jnp.arange(x_BTNH.shape[1], dtype=dtype)[:, None] * jnp.asarray(frequency_R, dtype)
+    angle_TR = position_T.astype(dtype)[:, None] * jnp.asarray(frequency_R, dtype)
     cos_TNR, sin_TNR = magnitude * jnp.cos(angle_TR)[:, None], magnitude * jnp.sin(angle_TR)[:, None]
     turned, passed = jnp.split(x_BTNH, [spec.dim], -1)
     if spec.interleaved:
@@ -194,8 +195,8 @@ def rotate(spec: Rotary, x_BTNH: Array) -> Array:
     return jnp.concatenate([joined.astype(x_BTNH.dtype), passed], -1)
 
 
-def attend(spec: Attention, params: Params, x_BTD: Array) -> Array:
-    """Multi-head (arXiv 1706.03762, section 3.2.2) or grouped-query attention (arXiv 2305.13245, section 2.2)."""
+def project(spec: Attention, params: Params, x_BTD: Array, position_T: Array) -> tuple[Array, Array, Array]:
+    """Queries (B, T, N, H), keys and values (B, T, K, H) of tokens at these positions, normalised and turned."""
 
     def heads(name: str, norm: Norm | None) -> Array:
         y_BTS, norm_params = linear(params[name], x_BTD), params.get(f"{name}_norm")
@@ -204,18 +205,33 @@ def attend(spec: Attention, params: Params, x_BTD: Array) -> Array:
         y_BTNH = y_BTS.reshape(*y_BTS.shape[:2], -1, spec.head_dim)
         return normalise(norm, norm_params, y_BTNH) if spec.qk_norm_span == "head" else y_BTNH
 
-    q_BTNH, k_BUKH, v_BUKH = heads("query", spec.qk_norm), heads("key", spec.qk_norm), heads("value", None)
+    q_BTNH, k_BTKH, v_BTKH = heads("query", spec.qk_norm), heads("key", spec.qk_norm), heads("value", None)
     if spec.rotary is not None:
-        q_BTNH, k_BUKH = rotate(spec.rotary, q_BTNH), rotate(spec.rotary, k_BUKH)
-    batch, tokens = x_BTD.shape[:2]
+        q_BTNH, k_BTKH = rotate(spec.rotary, q_BTNH, position_T), rotate(spec.rotary, k_BTKH, position_T)
+    return q_BTNH, k_BTKH, v_BTKH
+
+
+def mix(spec: Attention, params: Params, q_BTNH: Array, k_BUKH: Array, v_BUKH: Array, seen_TU: Array) -> Array:
+    """Values mixed by the softmax of the scores that are seen, and projected: (B, T, D)."""
+    batch, tokens = q_BTNH.shape[:2]
     q_BTKGH = q_BTNH.reshape(batch, tokens, spec.kv_heads, -1, spec.head_dim)
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
     scores_BKGTU = jnp.einsum("btkgh,bukh->bkgtu", q_BTKGH, k_BUKH) * scale
-    age_TU = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
-    seen_TU = (age_TU >= 0) & (age_TU < (tokens if spec.window is None else spec.window))
     weights_BKGTU = jax.nn.softmax(jnp.where(seen_TU, scores_BKGTU, -jnp.inf))
     mixed_BTKGH = jnp.einsum("bkgtu,bukh->btkgh", weights_BKGTU, v_BUKH)
     return linear(params["output"], mixed_BTKGH.reshape(batch, tokens, -1))
+
+
+def sees(spec: Attention, query_T: Array, key_U: Array) -> Array:
+    """(T, U), true where a query's position sees a key's: itself and what precedes it, within the window."""
+    age_TU = query_T[:, None] - key_U
+    return (age_TU >= 0) if spec.window is None else (age_TU >= 0) & (age_TU < spec.window)
+
+
+def attend(spec: Attention, params: Params, x_BTD: Array) -> Array:
+    """Multi-head (arXiv 1706.03762, section 3.2.2) or grouped-query attention (arXiv 2305.13245, section 2.2)."""
+    position_T = jnp.arange(x_BTD.shape[1])
+    return mix(spec, params, *project(spec, params, x_BTD, position_T), sees(spec, position_T, position_T))
 
 
 def feed(spec: FeedForward, params: Params, x_BTD: Array) -> Array:
@@ -224,18 +240,37 @@ def feed(spec: FeedForward, params: Params, x_BTD: Array) -> Array:
     return linear(params["down"], act(linear(params["gate"], x_BTD)) * up if spec.gated else act(up))
 
 
-def run_block(spec: Block, params: Params, x_BTD: Array) -> Array:
-    """One layer: x + post(attention(pre(x))), then the same around the feed-forward: (B, T, D).
-
-    ValueError for a component that is not built.
-    """
-    attention, feed_forward = _supported(spec)
-    y_BTD = normalise(spec.attention_norm, params.get("attention_norm"), x_BTD)
-    y_BTD = attend(attention, params["attention"], y_BTD)
-    x_BTD = x_BTD + normalise(spec.attention_post_norm, params.get("attention_post_norm"), y_BTD)
+def finish_block(spec: Block, params: Params, x_BTD: Array, attended_BTD: Array) -> Array:
+    """What follows attention in a layer: x + post(attended), then the same around the feed-forward: (B, T, D)."""
+    _, feed_forward = supported(spec)
+    x_BTD = x_BTD + normalise(spec.attention_post_norm, params.get("attention_post_norm"), attended_BTD)
     y_BTD = normalise(spec.feed_forward_norm, params.get("feed_forward_norm"), x_BTD)
     y_BTD = feed(feed_forward, params["feed_forward"], y_BTD)
     return x_BTD + normalise(spec.feed_forward_post_norm, params.get("feed_forward_post_norm"), y_BTD)
+
+
+def run_block(spec: Block, params: Params, x_BTD: Array) -> Array:
+    """One layer: (B, T, D); ValueError for a component that is not built."""
+    attention, _ = supported(spec)
+    y_BTD = normalise(spec.attention_norm, params.get("attention_norm"), x_BTD)
+    return finish_block(spec, params, x_BTD, attend(attention, params["attention"], y_BTD))
+
+
+def embed(spec: ModelSpec, params: Params, tokens_BT: Array, position_T: Array) -> Array:
+    """What the first layer takes: (B, T, D)."""
+    x_BTD: Array = params["embedding"]["weight"][tokens_BT]
+    if spec.embedding_scale is not None:
+        x_BTD = x_BTD * spec.embedding_scale
+    return x_BTD + params["position"]["weight"][position_T] if spec.learned_positions else x_BTD
+
+
+def unembed(spec: ModelSpec, params: Params, x_BTD: Array) -> Array:
+    """Logits (B, T, V) of what the last layer gives."""
+    x_BTD = normalise(spec.final_norm, params["norm"], x_BTD)
+    logits_BTV = linear(params["embedding" if spec.tied else "head"], x_BTD)
+    if (cap := spec.logit_softcap) is not None:
+        logits_BTV = cap * jnp.tanh(logits_BTV / cap)
+    return logits_BTV
 
 
 def forward(spec: ModelSpec, params: Params, tokens_BT: Array) -> Array:
@@ -243,15 +278,7 @@ def forward(spec: ModelSpec, params: Params, tokens_BT: Array) -> Array:
     tokens = tokens_BT.shape[1]
     if tokens > spec.context:
         raise ValueError(f"a sequence of {tokens} tokens is longer than the context of {spec.context}")
-    x_BTD: Array = params["embedding"]["weight"][tokens_BT]
-    if spec.embedding_scale is not None:
-        x_BTD = x_BTD * spec.embedding_scale
-    if spec.learned_positions:
-        x_BTD = x_BTD + params["position"]["weight"][:tokens]
+    x_BTD = embed(spec, params, tokens_BT, jnp.arange(tokens))
     for index, block in enumerate(spec.blocks):
         x_BTD = run_block(block, params["blocks"][str(index)], x_BTD)
-    x_BTD = normalise(spec.final_norm, params["norm"], x_BTD)
-    logits_BTV = linear(params["embedding" if spec.tied else "head"], x_BTD)
-    if (cap := spec.logit_softcap) is not None:
-        logits_BTV = cap * jnp.tanh(logits_BTV / cap)
-    return logits_BTV
+    return unembed(spec, params, x_BTD)

@@ -1,7 +1,8 @@
 """The minimal decoder in PyTorch, assembled from a ``ModelSpec``: every dense architecture that a spec can say.
 
-Dimension suffixes: B batch, T tokens, V vocabulary, D width, N query heads, K key/value heads,
-H head_dim, S any span that is normalised. A linear weight is stored (out, in).
+Dimension suffixes: B batch, T tokens, U tokens that they may see, M tokens of the whole batch, V vocabulary, D width,
+N query heads, K key/value heads, H head_dim, F features that come out, S any span that goes in. A linear weight is
+stored (out, in).
 Parameter names are canonical: the JAX twin and the census use the same.
 """
 
@@ -13,6 +14,7 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from accounting.spec import Activation, Attention, Block, Experts, FeedForward, LatentAttention, ModelSpec, Norm
 from model.torch_rotary import RotaryTables, rotary_table, rotate
@@ -26,7 +28,24 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 
+ALIGNED = 8  # numbers in a row that fill whole vectors: 32 bytes in float32, and cuBLAS asks for 16 bytes in bfloat16
 INITIAL_STD = 0.02  # GPT-2 (Radford et al. 2019), whose residual projections are divided by sqrt(2 L) (section 2.3)
+
+
+class WideLinear(nn.Linear):
+    """An affine map to a width that need not be aligned, such as the 683 of a SwiGLU: (B, T, F).
+
+    BLAS writes rows that begin off a vector's bounds at two thirds of its speed. There, features come first in memory,
+    so that rows are as long as the batch has tokens, and what is returned is a view.
+    """
+
+    def forward(self, x_BTS: Tensor) -> Tensor:
+        if self.out_features % ALIGNED == 0:
+            return super().forward(x_BTS)
+        x_SM = x_BTS.flatten(0, 1).t()
+        y_FM = self.weight @ x_SM if self.bias is None else torch.addmm(self.bias[:, None], self.weight, x_SM)
+        y_BTF: Tensor = y_FM.t().unflatten(0, x_BTS.shape[:2])
+        return y_BTF
 
 
 class NormLayer(nn.Module):
@@ -56,27 +75,46 @@ def build_norm(spec: Norm | None, width: int) -> nn.Module:
     return nn.Identity() if spec is None else NormLayer(spec, width)
 
 
-def causal_mask(tokens: int, window: int | None, device: torch.device) -> Tensor:
-    """(T, T), true where a query (row) sees a key (column): itself and what precedes it, ``window`` in all."""
-    mask_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
-    return mask_TT if window is None else mask_TT.triu(1 - window)
+def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """(T, U), true where a query (row), one of the last, sees a key (column): itself and before, ``window`` in all."""
+    mask_TU = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return mask_TU if window is None else mask_TU.triu(1 - window + keys - queries)
 
 
-def eager_attention(q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask_TT: Tensor, scale: float) -> Tensor:
+def eager_attention(q_BNTH: Tensor, k_BKUH: Tensor, v_BKUH: Tensor, mask_TU: Tensor, scale: float) -> Tensor:
     """softmax(scale q k') v in three steps (arXiv 1706.03762, equation 1): (B, N, T, H)."""
-    group = q_BNTH.shape[1] // k_BKTH.shape[1]
-    k_BNTH, v_BNTH = k_BKTH.repeat_interleave(group, 1), v_BKTH.repeat_interleave(group, 1)
-    scores_BNTT = (q_BNTH @ k_BNTH.transpose(-2, -1)) * scale
-    return torch.where(mask_TT, scores_BNTT, -math.inf).softmax(-1) @ v_BNTH
+    group = q_BNTH.shape[1] // k_BKUH.shape[1]
+    k_BNUH, v_BNUH = k_BKUH.repeat_interleave(group, 1), v_BKUH.repeat_interleave(group, 1)
+    scores_BNTU = (q_BNTH @ k_BNUH.transpose(-2, -1)) * scale
+    return torch.where(mask_TU, scores_BNTU, -math.inf).softmax(-1) @ v_BNUH
 
 
-def fused_attention(q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, window: int | None, scale: float) -> Tensor:
-    """The same in one call of PyTorch's: (B, N, T, H). Only a window that cuts something costs a mask."""
-    tokens, grouped = q_BNTH.shape[2], q_BNTH.shape[1] != k_BKTH.shape[1]
-    mask_TT = None if window is None or window >= tokens else causal_mask(tokens, window, q_BNTH.device)
+def fused_attention(q_BNTH: Tensor, k_BKUH: Tensor, v_BKUH: Tensor, window: int | None, scale: float) -> Tensor:
+    """The same in one call of PyTorch's: (B, N, T, H). Only what is not plainly causal costs a mask."""
+    queries, keys = q_BNTH.shape[2], k_BKUH.shape[2]
+    plain = queries == keys and (window is None or window >= keys)
+    mask_TU = None if plain else causal_mask(queries, keys, window, q_BNTH.device)
     return F.scaled_dot_product_attention(
-        q_BNTH, k_BKTH, v_BKTH, mask_TT, is_causal=mask_TT is None, scale=scale, enable_gqa=grouped
+        q_BNTH, k_BKUH, v_BKUH, mask_TU, is_causal=plain, scale=scale, enable_gqa=q_BNTH.shape[1] != k_BKUH.shape[1]
     )
+
+
+class Kept:
+    """Keys and values of the tokens that a layer has met and a later one may see: (B, K, U, H) each."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window, self.met = window, 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def extend(self, k_BKTH: Tensor, v_BKTH: Tensor) -> tuple[Tensor, Tensor]:
+        """With those of more tokens; what no later token sees is let go."""
+        if self.keys is not None and self.values is not None:
+            k_BKTH, v_BKTH = torch.cat((self.keys, k_BKTH), 2), torch.cat((self.values, v_BKTH), 2)
+        self.met += k_BKTH.shape[2] - (0 if self.keys is None else self.keys.shape[2])
+        newest = slice(None) if self.window is None else slice(-self.window, None)
+        self.keys, self.values = k_BKTH[:, :, newest].clone(), v_BKTH[:, :, newest].clone()
+        return k_BKTH, v_BKTH
 
 
 class AttentionLayer(nn.Module):
@@ -105,7 +143,7 @@ class AttentionLayer(nn.Module):
     def initialise(self) -> None:
         """Fill the mask."""
         if self.kind == "eager":
-            self.mask.copy_(causal_mask(len(self.mask), self.spec.window, self.mask.device))
+            self.mask.copy_(causal_mask(len(self.mask), len(self.mask), self.spec.window, self.mask.device))
 
     def split_heads(self, x_BTS: Tensor, norm: nn.Module) -> Tensor:
         """(B, T, heads H) to (B, heads, T, H), normalised over the whole span before or over each head after."""
@@ -116,17 +154,19 @@ class AttentionLayer(nn.Module):
             x_BTNH = norm(x_BTNH)
         return x_BTNH.transpose(1, 2)
 
-    def forward(self, x_BTD: Tensor, tables: RotaryTables) -> Tensor:
+    def forward(self, x_BTD: Tensor, tables: RotaryTables, kept: Kept | None = None) -> Tensor:
         q_BNTH = self.split_heads(self.query(x_BTD), self.query_norm)
-        k_BKTH = self.split_heads(self.key(x_BTD), self.key_norm)
-        v_BKTH = torch.unflatten(self.value(x_BTD), -1, (-1, self.spec.head_dim)).transpose(1, 2)
+        k_BKUH = self.split_heads(self.key(x_BTD), self.key_norm)
+        v_BKUH = torch.unflatten(self.value(x_BTD), -1, (-1, self.spec.head_dim)).transpose(1, 2)
         if (rotary := self.spec.rotary) is not None:
-            q_BNTH, k_BKTH = (rotate(heads, rotary, tables[rotary]) for heads in (q_BNTH, k_BKTH))
+            q_BNTH, k_BKUH = (rotate(heads, rotary, tables[rotary]) for heads in (q_BNTH, k_BKUH))
+        if kept is not None:
+            k_BKUH, v_BKUH = kept.extend(k_BKUH, v_BKUH)
         if self.kind == "eager":
-            tokens = x_BTD.shape[1]
-            mixed_BNTH = eager_attention(q_BNTH, k_BKTH, v_BKTH, self.mask[:tokens, :tokens], self.scale)
+            queries, keys = q_BNTH.shape[2], k_BKUH.shape[2]
+            mixed_BNTH = eager_attention(q_BNTH, k_BKUH, v_BKUH, self.mask[keys - queries : keys, :keys], self.scale)
         else:
-            mixed_BNTH = fused_attention(q_BNTH, k_BKTH, v_BKTH, self.spec.window, self.scale)
+            mixed_BNTH = fused_attention(q_BNTH, k_BKUH, v_BKUH, self.spec.window, self.scale)
         out_BTD: Tensor = self.output(mixed_BNTH.transpose(1, 2).flatten(2))
         return out_BTD
 
@@ -146,8 +186,8 @@ class FeedForwardLayer(nn.Module):
     def __init__(self, spec: FeedForward, width: int) -> None:
         super().__init__()
         self.spec = spec
-        self.gate = nn.Linear(width, spec.width, bias=spec.bias) if spec.gated else None
-        self.up = nn.Linear(width, spec.width, bias=spec.bias)
+        self.gate = WideLinear(width, spec.width, bias=spec.bias) if spec.gated else None
+        self.up = WideLinear(width, spec.width, bias=spec.bias)
         self.down = nn.Linear(spec.width, width, bias=spec.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -178,8 +218,8 @@ class DecoderBlock(nn.Module):
         self.feed_forward = build_feed_forward(spec.feed_forward, width)
         self.feed_forward_post_norm = build_norm(spec.feed_forward_post_norm, width)
 
-    def forward(self, x_BTD: Tensor, tables: RotaryTables) -> Tensor:
-        x_BTD = x_BTD + self.attention_post_norm(self.attention(self.attention_norm(x_BTD), tables))
+    def forward(self, x_BTD: Tensor, tables: RotaryTables, kept: Kept | None = None) -> Tensor:
+        x_BTD = x_BTD + self.attention_post_norm(self.attention(self.attention_norm(x_BTD), tables, kept))
         out_BTD: Tensor = x_BTD + self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x_BTD)))
         return out_BTD
 
@@ -188,15 +228,16 @@ class Decoder(nn.Module):
     """Tokens (B, T) to logits (B, T, V). A tied head is the token table: the same Parameter object.
 
     ``attention``: ``eager`` writes the scores out and keeps a mask, ``fused`` leaves both to PyTorch's kernel.
-    Raises ValueError for a component that it does not build. After ``to_empty`` call ``initialise``, which also
-    fills the masks and ties the head again, and load weights after that.
+    ``recompute``: the backward pass runs each block again, and nothing inside it is kept. Raises ValueError for a
+    component that it does not build. After ``to_empty`` call ``initialise``, which also fills the masks and ties the
+    head again, and load weights after that.
     """
 
-    def __init__(self, spec: ModelSpec, *, attention: AttentionKind = "fused") -> None:
+    def __init__(self, spec: ModelSpec, *, attention: AttentionKind = "fused", recompute: bool = False) -> None:
         super().__init__()
         if attention not in get_args(AttentionKind):
             raise ValueError(f"attention: expected one of {get_args(AttentionKind)}, got {attention!r}")
-        self.spec = spec
+        self.spec, self.recompute = spec, recompute
         self.embedding = nn.Embedding(spec.vocab, spec.width)
         self.position = nn.Embedding(spec.context, spec.width) if spec.learned_positions else None
         self.blocks = nn.ModuleList(DecoderBlock(block, spec.width, spec.context, attention) for block in spec.blocks)
@@ -221,20 +262,33 @@ class Decoder(nn.Module):
             if isinstance(module, NormLayer | AttentionLayer):
                 module.initialise()
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits (B, T, V) for token ids (B, T), int64; ValueError for more tokens than the context."""
-        tokens, device = tokens_BT.shape[1], tokens_BT.device
+    def keep(self) -> list[Kept]:
+        """What the layers keep of no token yet."""
+        return [Kept(block.attention.window) for block in self.spec.blocks]
+
+    def forward(self, tokens_BT: Tensor, kept: list[Kept] | None = None) -> Tensor:
+        """Logits (B, T, V) for token ids (B, T), int64, after those that are ``kept``, which they join.
+
+        ValueError for more tokens than the context.
+        """
+        start = kept[0].met if kept else 0
+        tokens = start + tokens_BT.shape[1]
         if tokens > self.spec.context:
             raise ValueError(f"a sequence of {tokens} tokens is longer than the context of {self.spec.context}")
         x_BTD = self.embedding(tokens_BT)
+        position_T = torch.arange(start, tokens, device=tokens_BT.device)
         if self.spec.embedding_scale is not None:
             x_BTD = x_BTD * self.spec.embedding_scale
         if self.position is not None:
-            x_BTD = x_BTD + self.position(torch.arange(tokens, device=device))
+            x_BTD = x_BTD + self.position(position_T)
         rotaries = {block.attention.rotary for block in self.spec.blocks if block.attention.rotary is not None}
-        tables = {rotary: rotary_table(rotary, tokens, device, x_BTD.dtype) for rotary in rotaries}
-        for block in self.blocks:
-            x_BTD = block(x_BTD, tables)
+        tables = {rotary: rotary_table(rotary, position_T, x_BTD.dtype) for rotary in rotaries}
+        for index, block in enumerate(self.blocks):
+            layer = kept[index] if kept else None
+            if self.recompute and torch.is_grad_enabled():
+                x_BTD = checkpoint(block, x_BTD, tables, layer, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, tables, layer)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))
         if (cap := self.spec.logit_softcap) is not None:
             logits_BTV = cap * torch.tanh(logits_BTV / cap)

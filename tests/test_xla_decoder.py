@@ -103,7 +103,7 @@ def test_a_price_is_that_of_the_parts(activation):
     norm = price(partial(normalise, block.attention_norm), layer["attention_norm"], x_BTD)
     lookup = price(lambda table, tokens: table["weight"][tokens], table, FEW)
     scored = price(cross_entropy, jax.eval_shape(linear, table, x_BTD), FEW)
-    assert 0 < norm < softmax < turned
+    assert norm > 0 and 0 < softmax < turned
     beyond = layers * (turned + activated + 2 * norm + 2 * price(jnp.add, x_BTD, x_BTD)) + norm + lookup + scored
     loss, _ = programs(spec)
     assert xla.dot_flops(loss, tree, FEW, FEW) + beyond == price(loss, tree, FEW, FEW)

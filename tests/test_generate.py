@@ -1,0 +1,120 @@
+"""Generation with and without a key/value cache: the same tokens and logits, and the bytes that are predicted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting import cache
+from accounting.huggingface import read
+from model import jax_decoder, jax_generate, torch_generate
+from model.recipes import tutor
+from model.torch_decoder import Decoder
+from tests import strategies
+
+FEW = settings(max_examples=settings().max_examples // 3)  # each one runs a decoder token by token
+BATCH = 2
+#: Of the largest logit, in float64: as many roundings deep with a cache as without.
+ROUNDING = 1e-12
+GROUPED = {
+    "model_type": "gemma3_text",
+    "vocab_size": 29,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 5,
+}
+#: Full, grouped and windowed attention.
+SPECS = {"tutor": tutor(vocab=11, context=30), "grouped and windowed": read(GROUPED).spec}
+
+
+def decoder_of(spec, kind):
+    torch.manual_seed(0)
+    decoder = Decoder(spec, attention=kind).to(torch.float64)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return decoder
+
+
+def bytes_of(kept):
+    return sum(layer.keys.untyped_storage().nbytes() + layer.values.untyped_storage().nbytes() for layer in kept)
+
+
+@pytest.mark.parametrize("kind", ["eager", "fused"])
+@FEW
+@given(spec=strategies.specs(*strategies.DENSE), data=st.data())
+def test_torch_generates_the_same_with_a_cache(kind, spec, data):
+    """Whatever the architecture, the prompt and the point where a window starts to roll, and to the byte."""
+    prompt = data.draw(st.integers(1, spec.context))
+    new = data.draw(st.integers(1, min(12, spec.context - prompt + 1)))
+    decoder = decoder_of(spec, kind)
+    start = torch.randint(spec.vocab, (BATCH, prompt))
+    tokens, kept = torch_generate.generate(decoder, start, new)
+    again, nothing = torch_generate.generate(decoder, start, new, cached=False)
+    assert torch.equal(tokens, again) and tokens.shape == (BATCH, prompt + new) and nothing == []
+    assert torch.equal(tokens[:, :prompt], start)
+    assert bytes_of(kept) == cache.total(spec, prompt + new - 1, batch=BATCH, dtype="float64")
+
+
+@pytest.mark.parametrize("kind", ["eager", "fused"])
+@FEW
+@given(spec=strategies.specs(*strategies.DENSE), data=st.data())
+def test_what_is_kept_gives_the_logits_of_the_whole(kind, spec, data):
+    """In pieces of any lengths, each after what is kept of those before; and each piece leaves the predicted bytes."""
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    while sum(lengths) > spec.context:
+        lengths.pop()
+    if not lengths:
+        lengths = [1]
+    decoder, kept, met = decoder_of(spec, kind), None, 0
+    tokens = torch.randint(spec.vocab, (BATCH, sum(lengths)))
+    with torch.no_grad():
+        expected, kept, parts = decoder(tokens), decoder.keep(), []
+        for piece in tokens.split(lengths, 1):
+            parts.append(decoder(piece, kept))
+            met += piece.shape[1]
+            assert bytes_of(kept) == cache.total(spec, met, batch=BATCH, dtype="float64")
+    assert (torch.cat(parts, 1) - expected).abs().max() <= ROUNDING * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_jax_generates_the_same_with_a_cache(name):
+    """The same tokens and, across the point where a window starts to roll, the same logits; to the byte."""
+    spec, prompt, new = SPECS[name], 4, 9
+    met = prompt + new - 1
+    random = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        shapes = jax.eval_shape(lambda: jax_decoder.init(spec, jax.random.key(0)))
+        params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(0, 0.5, leaf.shape)), shapes)
+        start = jnp.asarray(random.integers(spec.vocab, size=(BATCH, prompt)))
+        tokens, kept = jax_generate.generate(spec, params, start, new)
+        again, nothing = jax_generate.generate(spec, params, start, new, cached=False)
+        assert (tokens == again).all() and tokens.shape == (BATCH, prompt + new) and nothing == []
+        held = sum(array.nbytes for layer in kept for array in layer)
+        assert held == cache.total(spec, met, batch=BATCH, dtype="float64")
+        expected = jax_decoder.forward(spec, params, tokens[:, :met])
+        step, kept = jax.jit(jax_generate.extend, static_argnums=0), jax_generate.allocate(spec, BATCH, met, np.float64)
+        for position in range(met):
+            logits, kept = step(spec, params, kept, tokens[:, position : position + 1], position)
+            assert abs(logits - expected[:, position]).max() <= ROUNDING * abs(expected).max()
+
+
+@pytest.mark.parametrize("new", [0, 8])
+def test_no_token_and_more_than_the_context_are_refused(new):
+    """Six positions hold a prompt of two and five more: the last token is looked up by no layer."""
+    spec = tutor()
+    start = np.zeros((1, 2), np.int64)
+    for generate in (
+        lambda: torch_generate.generate(Decoder(spec), torch.from_numpy(start), new),
+        lambda: jax_generate.generate(spec, {}, jnp.asarray(start), new),
+    ):
+        with pytest.raises(ValueError, match=f"^expected 1 to 5 new tokens after 2, got {new}$"):
+            generate()
