@@ -221,7 +221,7 @@ def deepseek_v3(draw: st.DrawFn, model_type: str) -> Config:
         "num_key_value_heads": heads,
         "max_position_embeddings": draw(st.integers(1, 64)),
         "kv_lora_rank": draw(st.integers(1, 12)),
-        "q_lora_rank": draw(st.none() | st.integers(1, 12)),
+        "q_lora_rank": draw(st.integers(0, 12)) or None,
         "qk_nope_head_dim": draw(st.integers(1, 8)),
         "qk_rope_head_dim": 2 * draw(st.integers(1, 4)),
         "v_head_dim": draw(st.integers(1, 8)),

@@ -1,12 +1,14 @@
 """The commands about FLOPs: what they print, in which form, and how they fail."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 
+import click
 import pytest
 
 from accounting import conventions, flops, hardware, pairs, published
+from accounting.cli.options import positions
 from accounting.huggingface import load
 from tests.test_cli import run
 
@@ -45,9 +47,27 @@ def test_flops_are_those_of_the_package(name, capsys, monkeypatch):
 )
 def test_pairs_are_named_and_exact(options, rule, capsys, monkeypatch):
     """The rule that is asked for, in every layer; a window's size is the config's own unless it is given."""
-    said = answer(capsys, monkeypatch, "flops", "gpt-oss-20b", "--seq", "300", *options)
-    assert said["training"] == flops.training(load("gpt-oss-20b").spec, seq=300, pairs=rule).total
-    assert said["pairs"] == options[1]
+    spec, of = load("gpt-oss-20b").spec, ["gpt-oss-20b", "--seq", "300", *options]
+    training = flops.training(spec, seq=300, pairs=rule).total
+    executed = flops.executed(spec, seq=300, pairs=rule, recompute="selective").total
+    said = answer(capsys, monkeypatch, "flops", *of, "--recompute", "selective")
+    assert (said["pairs"], said["training"], said["executed"]) == (options[1], training, executed)
+    said = answer(capsys, monkeypatch, "time", *of, "--tokens", "600", *CHIPS, "--mfu", "1")
+    assert (said["pairs"], said["training"]["exact"]) == (options[1], 2 * training)
+    said = answer(capsys, monkeypatch, "mfu", *of, "--tokens-per-second", "1", *CHIPS, "--recompute", "selective")
+    per_token = [said["utilisation"][name]["flops_per_token"] for name in ("exact", "executed")]
+    assert (said["pairs"], per_token) == (options[1], [training / 300, executed / 300])
+    said = answer(capsys, monkeypatch, "flops", *of, "--decode", "700")
+    assert said["forward"]["total"] == flops.forward(spec, seq=300, pairs=pairs.cached(700, rule)).total
+
+
+def test_of_several_windows_one_has_to_be_said():
+    """A config's own window is taken only where its layers have no other."""
+    reading = load("gpt-oss-20b")
+    first, *rest = reading.spec.blocks
+    blocks = (replace(first, attention=replace(first.attention, window=7)), *rest)
+    with pytest.raises(click.UsageError, match=r"expected --window W, as gpt-oss-20b has 7 and 128 of its own"):
+        positions(replace(reading, spec=replace(reading.spec, blocks=blocks)), "window", None)
 
 
 def test_gpt2_as_a_table(capsys, monkeypatch):
@@ -60,6 +80,8 @@ def test_gpt2_as_a_table(capsys, monkeypatch):
     ]  # fmt: skip
     assert rows["forward a token"].split()[-1] == "284,812,800"
     assert "874,944,921,600" in rows["megatron_paper"] and "1.0000" in rows["megatron_paper"]
+    # linear and head over the total of the first row
+    assert rows["6nd_matmul_active"].split()[2] == f"{252_993_601_536 / 291_648_307_200:.4f}"
     assert set(conventions.CONVENTIONS) < set(rows)
     assert all(convention.formula in rows[name] for name, convention in conventions.CONVENTIONS.items())
 
@@ -72,12 +94,15 @@ def test_each_convention_says_where_it_comes_from(capsys, monkeypatch):
 
 
 def test_a_quotient_is_exact(capsys, monkeypatch):
-    """FLOPs of one of seven tokens are shown with their fraction."""
-    _, out, _ = run(capsys, monkeypatch, "flops", "gpt-oss-20b", "--seq", "7", "--pairs", "window", "--window", "2")
+    """FLOPs of one of seven tokens, in any of three sequences, are shown with their fraction."""
+    three = ["flops", "gpt-oss-20b", "--seq", "7", "--batch", "3", "--pairs", "window", "--window", "2"]
+    _, out, _ = run(capsys, monkeypatch, *three)
     spec = load("gpt-oss-20b").spec
     each = Fraction(flops.forward(spec, seq=7, pairs=pairs.windowed(2)).scores, 7)
     assert each.denominator == 7
-    assert f"{int(each):,} {each % 1}" in out
+    rows = {line.split("  ")[0]: line for line in out.splitlines()}
+    for name, quotient in (("forward", each), ("training", 3 * each)):
+        assert f"{int(quotient):,} {quotient % 1}" in rows[f"{name} a token"]
 
 
 def test_decoding_is_forward_alone(capsys, monkeypatch):
@@ -113,8 +138,11 @@ def test_days_of_a_run(capsys, monkeypatch):
     short = answer(capsys, monkeypatch, *run_of)
     assert short["training"] == {name: said["training"][name] for name in short["training"]}
     assert set(short["training"]) == {name for name, each in conventions.CONVENTIONS.items() if each.linear}
+    assert (said["pairs"], short["pairs"]) == ("model", None)
     _, out, _ = run(capsys, monkeypatch, *run_of)
     assert "without attention's products (no --seq)" in out
+    shown = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.startswith("6nd")}
+    assert shown == {name: f"{value:.4g}" for name, value in short["days"].items() if name.startswith("6nd")}
 
 
 def test_a_part_of_a_run_is_not_taken_for_the_run(capsys, monkeypatch):
@@ -144,6 +172,39 @@ def test_a_rate_by_convention(capsys, monkeypatch):
     impossible = {name for name, row in said["utilisation"].items() if row["impossible"]}
     assert marked == {"executed," if name == "executed" else name for name in impossible}
     assert "of all 8 chips together" in out
+
+
+def test_all_of_the_peak_is_possible(capsys, monkeypatch):
+    """A rate that is the peak is its whole, and not above it; one more FLOP/s is."""
+    step = flops.training(load("gpt2").spec, seq=8).total
+    rate_of = ["mfu", "gpt2", "--seq", "8", "--tokens-per-second", "8", "--chip", "mine", "--count", "1", "--peak"]
+    reached = answer(capsys, monkeypatch, *rate_of, f"{step}")["utilisation"]["exact"]
+    assert reached == {
+        "kind": "mfu",
+        "flops_per_token": step / 8,
+        "tflops_per_second_per_device": step / 10**12,
+        "share_of_peak": 1,
+        "impossible": False,
+    }
+    _, out, _ = run(capsys, monkeypatch, *rate_of, f"{step}")
+    assert ["exact", f"{step / 8:.6g}", f"{step / 10**12:.4g}", "100.00%"] in map(str.split, out.splitlines())
+    assert answer(capsys, monkeypatch, *rate_of, f"{step - 1}")["utilisation"]["exact"]["impossible"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["flops", "gemma-3-27b"],
+        ["time", "gemma-3-27b", "--tokens", "80", *CHIPS, "--mfu", "0.4"],
+        ["mfu", "gemma-3-27b", "--tokens-per-second", "1", *CHIPS],
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_is_left_out_is_named(command, capsys, monkeypatch):
+    """A vision tower has no part in any of the numbers, in either form of them."""
+    _, out, _ = run(capsys, monkeypatch, *command, "--seq", "8")
+    assert "Not counted: vision_config" in out
+    assert answer(capsys, monkeypatch, *command, "--seq", "8")["not_counted"] == [*load("gemma-3-27b").not_counted]
 
 
 def test_a_peak_of_ones_own(capsys, monkeypatch):
@@ -190,6 +251,7 @@ TIME = ["time", "gpt2", "--tokens", "1e9", "--mfu", "0.4"]
         ([*TIME, *CHIPS, "--mfu", "40"], "'--mfu': expected at most 1, got 40"),
         ([*TIME, *CHIPS, "--seq", "4096"], "gpt2 has 1,024 learned positions"),
         (["mfu", "gpt2", "--tokens-per-second", "fast", "--seq", "8", *CHIPS], "expected a number, got 'fast'"),
+        (["mfu", "gpt2", "--tokens-per-second", "1", "--seq", "1025", *CHIPS], "a sequence of 1,025 does not fit"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(arguments, expected, capsys, monkeypatch):

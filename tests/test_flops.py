@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.core_model_loading import revert_weight_conversion
 
-from accounting import adapters, census, flops, pairs
+from accounting import adapters, census, flops, naming, pairs
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
 from accounting.huggingface import load, published_config, read
@@ -17,17 +18,46 @@ from tests import strategies
 
 FEWER = settings(max_examples=settings().max_examples // 10)  # each one runs a module forward and back
 LENGTHS = st.integers(1, 9)
+RULES = st.sampled_from([pairs.model, pairs.causal, pairs.windowed(1), pairs.windowed(3)])
+
+
+def build(config):
+    """Hugging Face's module, with products that are counted."""
+    return modules.build(config, attn_implementation="eager", experts_implementation="batched_mm")
+
+
+def logits(module, batch, seq):
+    """The sum of a forward pass's logits."""
+    tokens = torch.zeros((batch, seq), dtype=torch.long, device="meta")
+    return module(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits.sum()
 
 
 def step(config, batch, seq):
-    """FLOPs of a forward pass and of a whole step of Hugging Face's module, with products that are counted."""
-    module = modules.build(config, attn_implementation="eager", experts_implementation="batched_mm")
-    tokens = torch.zeros((batch, seq), dtype=torch.long, device="meta")
+    """FLOPs of a forward pass and of a whole step of Hugging Face's module."""
+    module = build(config)
+    forward = torch_counter.count(lambda: logits(module, batch, seq))
+    return forward, torch_counter.count(lambda: logits(module, batch, seq).backward())
 
-    def run():
-        return module(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits.sum()
 
-    return torch_counter.count(run), torch_counter.count(lambda: run().backward())
+def held(module, spec, family):
+    """Canonical names of the weights in each of a module's parameters, by the names that the library saves it under."""
+    names = {
+        tensor.name: {source.replace("{layer}", str(tensor.weights[0].layer)) for source in tensor.layout.sources}
+        for tensor in naming.published(spec, family)
+    }
+    return {
+        name: set().union(*(names[saved] for saved in revert_weight_conversion(module, {name: parameter})))
+        for name, parameter in module.named_parameters()
+    }
+
+
+def assert_training_saves_what_the_module_saves(module, spec, seq, weights, chosen):
+    """With the chosen parameters alone training, a step of two sequences costs what is predicted."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    trained = set().union(*(weights[name] for name in chosen))
+    predicted = flops.training(spec, seq=seq, batch=2, pairs=pairs.full, trains=lambda weight: weight.name in trained)
+    assert predicted.total == torch_counter.count(lambda: logits(module, 2, seq).backward()), chosen
 
 
 def test_gpt2_at_its_context():
@@ -66,6 +96,36 @@ def test_frozen_weights_save_what_the_decoder_saves(spec, data, seq):
     whole = torch_counter.count(lambda: decoder(tokens).sum().backward())
     predicted = flops.training(spec, seq=seq, batch=2, pairs=pairs.full, trains=lambda weight: weight.name in trained)
     assert predicted.total == whole
+
+
+@pytest.mark.parametrize("family", strategies.SPARSE)
+@FEWER
+@given(data=st.data(), seq=LENGTHS)
+def test_frozen_weights_save_what_a_sparse_module_saves(family, data, seq):
+    """Experts, routers, sinks and latent attention as well, in modules of Hugging Face."""
+    config = data.draw(strategies.configs(family).filter(strategies.runnable))
+    spec, module = read(config).spec, build(config)
+    weights = held(module, spec, family)
+    chosen = data.draw(st.sets(st.sampled_from(sorted(weights)), min_size=1))
+    assert_training_saves_what_the_module_saves(module, spec, min(seq, spec.context), weights, chosen)
+
+
+ONE_SPARSE_LAYER = {
+    "deepseek-v3": {"first_k_dense_replace": 0},
+    "gpt-oss-20b": {"layer_types": ["sliding_attention"]},
+    "mixtral-8x7b": {},
+    "qwen3-30b-a3b": {},
+}
+
+
+@pytest.mark.parametrize("name", ONE_SPARSE_LAYER)
+def test_a_weight_that_trains_alone_saves_all_before_it(name):
+    """Each one of a sparse layer of published shape."""
+    config = {**published_config(name), "num_hidden_layers": 1, **ONE_SPARSE_LAYER[name]}
+    spec, module = read(config).spec, build(config)
+    weights = held(module, spec, config["model_type"])
+    for parameter in weights:
+        assert_training_saves_what_the_module_saves(module, spec, 3, weights, {parameter})
 
 
 class Adapted(torch.nn.Module):
@@ -124,13 +184,15 @@ def test_an_embedding_alone_needs_every_input_gradient(spec, seq):
     assert alone.head == forward.head * (1 + spec.tied)
 
 
-@given(spec=strategies.specs(), seq=LENGTHS)
-def test_recomputation_is_extra(spec, seq):
-    """Selective recomputation repeats attention's products, full recomputation every block."""
-    step = flops.training(spec, seq=seq)
-    forward = flops.forward(spec, seq=seq)
-    selective = flops.executed(spec, seq=seq, recompute="selective")
-    full = flops.executed(spec, seq=seq, recompute="full")
+@given(spec=strategies.specs(), seq=LENGTHS, batch=st.integers(1, 3), rule=RULES, frozen=st.booleans())
+def test_recomputation_is_extra(spec, seq, batch, rule, frozen):
+    """Selective recomputation repeats attention's products, full recomputation every block, whatever trains."""
+    sizes = {"seq": seq, "batch": batch, "pairs": rule}
+    trains = {"trains": lambda weight: weight.name == "norm.weight"} if frozen else {}
+    step = flops.training(spec, **sizes, **trains)
+    forward = flops.forward(spec, **sizes)
+    selective = flops.executed(spec, **sizes, **trains, recompute="selective")
+    full = flops.executed(spec, **sizes, **trains, recompute="full")
     assert selective.total - step.total == forward.scores + forward.mixture
     assert full.total - step.total == forward.total - forward.head
 
@@ -158,18 +220,18 @@ def test_doubling_a_sequence_more_than_doubles_its_flops(spec, seq):
     assert two == 2 * one if single else two > 2 * one
 
 
-@given(spec=strategies.specs(), seq=LENGTHS)
-def test_prefill_is_the_sum_of_its_decode_steps(spec, seq):
-    """Token after token against a growing cache costs what the prompt costs at once."""
-    steps = (flops.forward(spec, seq=1, pairs=pairs.cached(cache)) for cache in range(seq))
-    assert sum(steps, flops.Flops()) == flops.forward(spec, seq=seq)
+@given(spec=strategies.specs(), seq=LENGTHS, rule=RULES)
+def test_prefill_is_the_sum_of_its_decode_steps(spec, seq, rule):
+    """Token after token against a growing cache costs what the prompt costs at once, by any rule."""
+    steps = (flops.forward(spec, seq=1, pairs=pairs.cached(cache, rule)) for cache in range(seq))
+    assert sum(steps, flops.Flops()) == flops.forward(spec, seq=seq, pairs=rule)
 
 
-@given(spec=strategies.specs(), lengths=st.lists(LENGTHS, min_size=1, max_size=4))
-def test_packed_documents_are_the_sum_of_the_documents(spec, lengths):
-    """Packing saves padding, never FLOPs."""
-    together = flops.forward(spec, seq=sum(lengths), pairs=pairs.packed(lengths))
-    assert together == sum((flops.forward(spec, seq=length) for length in lengths), flops.Flops())
+@given(spec=strategies.specs(), lengths=st.lists(LENGTHS, min_size=1, max_size=4), rule=RULES)
+def test_packed_documents_are_the_sum_of_the_documents(spec, lengths, rule):
+    """Packing saves padding, never FLOPs, by any rule."""
+    together = flops.forward(spec, seq=sum(lengths), pairs=pairs.packed(lengths, rule))
+    assert together == sum((flops.forward(spec, seq=length, pairs=rule) for length in lengths), flops.Flops())
 
 
 @given(config=strategies.configs(*strategies.SPARSE), seq=LENGTHS)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from accounting import conventions, flops, hardware, pairs, params
 from accounting.authorities import timing
 from model.recipes import d2l_gpt
+from model.torch_decoder import Decoder
 from tests.gpu import steps
 
 TOY = d2l_gpt(vocab=11, width=32, heads=2, layers=2)
@@ -24,6 +25,17 @@ def test_the_profiled_step():
     assert profiled.matmul == conventions.six_nd(params.count(TOY).matmul, BATCH * SEQ)
     assert profiled.elementwise > 0
     assert profiled.left_out and all("attention" in name for name in profiled.left_out)
+
+
+def test_no_step_adds_to_the_gradients_of_another(monkeypatch):
+    """Each starts without any, as a training step does."""
+    decoder, found = Decoder(TOY), []
+    monkeypatch.setattr(steps, "Decoder", lambda _: decoder)
+    decoder.register_forward_pre_hook(lambda *_: found.append({type(weight.grad) for weight in decoder.parameters()}))
+    step = steps.training_step(TOY, batch=BATCH, seq=SEQ, device="cpu")
+    step()
+    step()
+    assert found == [{type(None)}] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -59,9 +71,15 @@ def test_records_are_appended_by_device(tmp_path):
     assert first == second == tmp_path / "nvidia-h200" / "steps.json"
     entries = json.loads(first.read_text())
     assert [(entry["seconds"], entry["achieved"]) for entry in entries] == [(1 / 64, 64e12), (0.25, 4e12)]
-    assert entries[0]["utilisation"] == float(RATE.utilisation)
+    assert (entries[0]["utilisation"], entries[0]["torch"]) == (float(RATE.utilisation), torch.__version__)
     other = steps.record(replace(RATE, device="cpu"), tmp_path)
     assert [entry["utilisation"] for entry in json.loads(other.read_text())] == [None]
+
+
+def test_flash_attention_is_causal():
+    """The first query sees the first key alone, so that its output is the first value."""
+    query, key, value = steps.qkv(heads=2, seq=5, head_dim=16, device="cpu", dtype=torch.float32)
+    assert torch.equal(steps.attention(query, key, value)[:, :, 0], value[:, :, 0])
 
 
 def test_flash_attention_is_counted():
@@ -80,11 +98,17 @@ def test_products_are_timed_by_their_flops():
 
 
 def test_rates_are_work_over_time(monkeypatch):
-    """The best of the products, and a copy's bytes read and written, each over its least time."""
-    seconds = iter([1.0, 0.5, 0.25])
-    monkeypatch.setattr(timing, "measure", lambda run, **_: (run(), timing.Timing(next(seconds), 9.0, 1))[1])
+    """The best of the products, a copy's bytes read and written, and a step, each over its least time."""
+    seconds, results = iter([1.0, 0.5, 0.25, 0.125]), []
+
+    def measure(run, **_):
+        results.append(run())
+        return timing.Timing(next(seconds), 9.0, 1)
+
+    monkeypatch.setattr(timing, "measure", measure)
     assert steps.product_rate((4, 8), device="cpu", dtype=torch.float32) == 2 * 8**3 / Fraction(1, 2)
-    assert steps.bandwidth(1 << 10, device="cpu") == 4 << 10
+    assert steps.bandwidth(1 << 10, device="cpu") == 4 << 10 and 2 * results[-1].nbytes == 1 << 10
+    assert steps.rate("toy", TOY, batch=BATCH, seq=SEQ, device="cpu", dtype=torch.float32).seconds == 0.125
 
 
 def test_the_priced_forward_pass():

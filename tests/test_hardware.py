@@ -41,6 +41,55 @@ def test_names_are_of_one_chip_each():
     assert len(names) == len(set(names))
 
 
+# GB, GB/s and TFLOP/s as printed: 2000* with sparsity alone, 1000|2000* without and with it, - where there is none.
+SHEETS = """
+                 GB  GB/s  float32  tfloat32      bfloat16        float16         float8
+b200-sxm        180  8000  -        2250*         4500*           4500*           9000*
+h200-sxm        141  4800  67       989*          1979*           1979*           3958*
+h200-nvl        141  4800  60       835*          1671*           1671*           3341*
+h100-sxm         80  3350  67       989*          1979*           1979*           3958*
+h100-pcie        80  2000  51       756*          1513*           1513*           3026*
+h100-nvl         94  3900  60       835*          1671*           1671*           3341*
+a100-sxm-80gb    80  2039  19.5     156|312*      312|624*        312|624*        -
+a100-sxm-40gb    40  1555  19.5     156|312*      312|624*        312|624*        -
+a100-pcie-80gb   80  1935  19.5     156|312*      312|624*        312|624*        -
+v100-sxm2-32gb   32   900  15.7     -             -               125             -
+l4               24   300  30.3     120*          242*            242*            485*
+l40s             48   864  91.6     183|366*      362.05|733*     362.05|733*     733|1466*
+rtx-4090         24  1008  82.6     82.6|165.2*   165.2|330.4*    165.2|330.4*    -
+rtx-4060-laptop   8   256  -        -             -               -               -
+mi300x          192  5300  163.4    653.7|1307.4* 1307.4|2614.9*  1307.4|2614.9*  2614.9|5229.8*
+mi325x          256  6000  163.4    653.7|1307.4* 1307.4|2614.9*  1307.4|2614.9*  2614.9|5229.8*
+tpu-v4           32  1200  -        -             275             -               -
+tpu-v5e          16   819  -        -             197             -               -
+tpu-v5p          95  2765  -        -             459             -               -
+tpu-v6e          32  1640  -        -             918             -               -
+"""
+(_, _, *DTYPES), *ROWS = map(str.split, SHEETS.strip().splitlines())
+
+
+def printed(cell):
+    """The dense and the sparse rate of a cell, None where it has none: a sparse one alone is twice the dense one."""
+    rates = {rate.endswith("*"): Fraction(rate.rstrip("*")) * 10**12 for rate in cell.split("|") if rate != "-"}
+    sparse = rates.get(True)
+    return rates.get(False, sparse and sparse / 2), sparse
+
+
+def test_every_chip_has_a_sheet():
+    """Each once."""
+    assert [row[0] for row in ROWS] == [chip.name for chip in CHIPS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_chip_is_what_its_sheet_prints(row):
+    """Memory, bandwidth, and a dense and a sparse rate for each dtype that the vendor states, and for no other."""
+    name, memory, bandwidth, *cells = row
+    chip, rates = find(name), dict(zip(DTYPES, map(printed, cells), strict=True))
+    assert (chip.memory, chip.bandwidth) == (int(memory) * 10**9, int(bandwidth) * 10**9)
+    assert chip.dense == {dtype: dense for dtype, (dense, _) in rates.items() if dense}
+    assert chip.sparse == {dtype: sparse for dtype, (_, sparse) in rates.items() if sparse}
+
+
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_sparse_rates_are_twice_the_dense_ones(chip):
     """As printed: twice, but for the last printed digit; never more than asked for by default."""
@@ -99,26 +148,34 @@ def test_a_rate_is_of_all_chips_or_of_each(per_token, tokens, count):
     assert each == everyone * count == per_token * tokens
 
 
-@given(tokens=st.integers(1, 64), rows=st.integers(1, 64), columns=st.integers(1, 64))
-def test_intensity_is_xlas(tokens, rows, columns):
-    """FLOPs and bytes of a product of bfloat16 matrices, as XLA's cost analysis has them."""
-    left, right = (
-        jax.ShapeDtypeStruct((tokens, rows), jnp.bfloat16),
-        jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16),
-    )
+@given(
+    tokens=st.integers(1, 64),
+    rows=st.integers(1, 64),
+    columns=st.integers(1, 64),
+    dtype=st.sampled_from([jnp.dtype("bfloat16"), jnp.dtype("float32")]),
+)
+def test_intensity_is_xlas(tokens, rows, columns, dtype):
+    """FLOPs and bytes of a product of matrices of a dtype, as XLA's cost analysis has them; bfloat16 by default."""
+    left, right = jax.ShapeDtypeStruct((tokens, rows), dtype), jax.ShapeDtypeStruct((rows, columns), dtype)
     seen = xla.cost(jnp.dot, left, right)
-    assert hardware.intensity(tokens, rows, columns) == Fraction(seen.flops, seen.bytes_accessed)
+    size = {} if dtype == jnp.bfloat16 else {"item_bytes": dtype.itemsize}
+    assert hardware.intensity(tokens, rows, columns, **size) == Fraction(seen.flops, seen.bytes_accessed)
 
 
-@given(rows=SIZES, columns=SIZES, ridge=st.fractions(min_value=Fraction(1, 100), max_value=3000))
-def test_the_fewest_tokens_at_the_ridge(rows, columns, ridge):
+@given(
+    rows=SIZES,
+    columns=SIZES,
+    ridge=st.fractions(min_value=Fraction(1, 100), max_value=3000),
+    size=st.sampled_from([{}, {"item_bytes": 1}, {"item_bytes": 4}]),
+)
+def test_the_fewest_tokens_at_the_ridge(rows, columns, ridge, size):
     """So many reach the ridge and one fewer does not; a matrix whose limit is below it has no such number."""
-    fewest = hardware.tokens_at(ridge, rows, columns)
+    fewest = hardware.tokens_at(ridge, rows, columns, **size)
     if fewest is None:
-        assert hardware.intensity(10**9, rows, columns) < ridge
+        assert hardware.intensity(10**9, rows, columns, **size) < ridge
     else:
-        assert hardware.intensity(fewest, rows, columns) >= ridge
-        assert fewest == 1 or hardware.intensity(fewest - 1, rows, columns) < ridge
+        assert hardware.intensity(fewest, rows, columns, **size) >= ridge
+        assert fewest == 1 or hardware.intensity(fewest - 1, rows, columns, **size) < ridge
 
 
 @given(tokens=SIZES, rows=SIZES, columns=SIZES)
