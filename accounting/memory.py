@@ -6,6 +6,7 @@ Bytes are integers. Activations are in ``accounting.activations``, key/value cac
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from math import prod
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -231,9 +232,7 @@ def training(
         share = padded = sum(own)
         tensors = len(own)
     else:
-        cuts = [(weight.copies, rows(weight.shape, ranks)) for weight in weights]
-        share = sum(copies * cut[rank] for copies, cut in cuts)
-        padded = sum(copies * cut[0] for copies, cut in cuts)
+        share, padded = (sum(weight.copies * rows(weight.shape, ranks, one) for weight in weights) for one in (rank, 0))
     arrays = []
     for array in LAYOUTS[layout].arrays:
         size, cut = DTYPE_BYTES[array.dtype], array.role in SHARDED[shard]
@@ -244,22 +243,22 @@ def training(
     return TrainingBytes(arrays=tuple(arrays), step_counts=step_counts)
 
 
-def rows(shape: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """Scalars of a tensor on each rank, cut along its first axis into pieces of equal rows, the last ones shorter.
+def rows(shape: Sequence[int], ranks: int, rank: int) -> int:
+    """Scalars of a tensor on a rank, cut along its first axis into pieces of equal rows, the last ones shorter.
 
     The first share is the longest: padding makes all as long.
     """
     first, *others = shape
     piece = -(-first // ranks)
-    return tuple(max(0, min(piece, first - rank * piece)) * prod(others) for rank in range(ranks))
+    return max(0, min(piece, first - rank * piece)) * prod(others)
 
 
 def whole_parameters(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
     """The sizes of the parameters that each rank is responsible for: the largest first, each to the least loaded."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
+    loads = [(0, rank) for rank in range(ranks)]
     for size in sorted(sizes, reverse=True):
-        rank = loads.index(min(loads))
+        load, rank = loads[0]
         shares[rank].append(size)
-        loads[rank] += size
+        heapreplace(loads, (load + size, rank))
     return tuple(map(tuple, shares))

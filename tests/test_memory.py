@@ -165,7 +165,8 @@ def test_the_variants_of_mixed_precision_differ_by_their_gradients_alone():
 def test_rows_are_cut_as_torch_chunks_them(shape, ranks):
     """Equal pieces of rows, the last ones shorter or empty, and nothing lost."""
     chunks = [chunk.numel() for chunk in torch.empty(shape).chunk(ranks)]
-    assert memory.rows(shape, ranks) == (*chunks, *[0] * (ranks - len(chunks)))
+    shares = [memory.rows(shape, ranks, rank) for rank in range(ranks)]
+    assert shares == [*chunks, *[0] * (ranks - len(chunks))]
 
 
 @given(sizes=st.lists(st.integers(1, 1000), max_size=30), ranks=RANKS)

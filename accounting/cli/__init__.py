@@ -12,6 +12,7 @@ import click
 
 from accounting import __version__
 from accounting.cli.flops import flops
+from accounting.cli.memory import memory
 from accounting.cli.params import params
 from accounting.cli.rates import mfu, time
 
@@ -22,7 +23,7 @@ def cli() -> None:
     """Exact counts for decoder-only language models."""
 
 
-for command in (params, flops, time, mfu):
+for command in (params, flops, memory, time, mfu):
     cli.add_command(command)
 
 
