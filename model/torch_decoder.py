@@ -109,12 +109,17 @@ class Kept:
 
     def extend(self, k_BKTH: Tensor, v_BKTH: Tensor) -> tuple[Tensor, Tensor]:
         """With those of more tokens; what no later token sees is let go."""
+        self.met += k_BKTH.shape[2]
         if self.keys is not None and self.values is not None:
             k_BKTH, v_BKTH = torch.cat((self.keys, k_BKTH), 2), torch.cat((self.values, v_BKTH), 2)
-        self.met += k_BKTH.shape[2] - (0 if self.keys is None else self.keys.shape[2])
-        newest = slice(None) if self.window is None else slice(-self.window, None)
-        self.keys, self.values = k_BKTH[:, :, newest].clone(), v_BKTH[:, :, newest].clone()
+        self.keys, self.values = (self.newest(x_BKUH) for x_BKUH in (k_BKTH, v_BKTH))
         return k_BKTH, v_BKTH
+
+    def newest(self, x_BKUH: Tensor) -> Tensor:
+        """What the window leaves, in memory of its own: a view would keep all."""
+        if self.window is None or self.window >= x_BKUH.shape[2]:
+            return x_BKUH.contiguous()
+        return x_BKUH[:, :, -self.window :].clone()
 
 
 class AttentionLayer(nn.Module):
