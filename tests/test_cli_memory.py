@@ -75,7 +75,7 @@ def test_units_are_named(capsys, monkeypatch):
     _, out, _ = run(capsys, monkeypatch, "memory", "llama-3.1-8b", "--seq", "131072")
     assert "17,179,869,184  17.18 GB   16 GiB" in out and "16,060,522,496  16.06 GB   14.96 GiB" in out
     _, out, _ = run(capsys, monkeypatch, "memory", "deepseek-v3", "--seq", "4", "--layout", "adam_mixed")
-    assert "Activations are not predicted: only multi-head" in out and "training, adam_mixed" in out
+    assert "Activations are not predicted: only multi-head" in out and "in training, adam_mixed" in out
     _, out, _ = run(capsys, monkeypatch, "memory", "gemma-3-27b")
     assert "cache" not in out and "Not counted: vision_config" in out
 

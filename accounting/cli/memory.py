@@ -127,8 +127,8 @@ def memory(
     rows: list[tuple[str, int]] = [(f"weights, {dtype}", weights)]
     if training is not None:
         whose = f"rank {rank} of {ranks:,}, {shard}" if ranks > 1 else layout
-        rows += [(f"{each.array.name}, {each.array.dtype}", each.logical) for each in training.arrays]
-        rows.append((f"training, {whose}", training.total))
+        rows += [(f"in training: {each.array.name}, {each.array.dtype}", each.logical) for each in training.arrays]
+        rows.append((f"in training, {whose}", training.total))
     if activations is not None and activations["total"] is not None:
         rows.append((f"activations, {attention} attention, recompute {recompute}", activations["total"]))
     if kv_cache is not None:
@@ -139,10 +139,10 @@ def memory(
     if activations is not None and activations["total"] is None:
         click.echo(f"Activations are not predicted: {activations['reason']}")
     if fits is not None:
-        most = "no bound" if fits["tokens"] is None else f"{fits['tokens']:,} tokens"
-        click.echo(f"Beside the weights in {fits['budget']:,} bytes: {most} of {batch:,} at once")
+        most = "any number of" if fits["tokens"] is None else f"{fits['tokens']:,}"
+        click.echo(f"Beside the weights in {fits['budget']:,} bytes: {most} tokens for each of {batch:,} sequences")
         if seq is not None:
-            click.echo(f"  or {fits['sequences']:,} sequences of {seq:,}")
+            click.echo(f"  or {fits['sequences']:,} sequences of {seq:,} tokens")
     left_out(reading)
 
 
