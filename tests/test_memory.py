@@ -210,3 +210,12 @@ def test_a_rank_that_is_not_there_is_refused(where):
     """No ranks, or a rank beyond the last."""
     with pytest.raises(ValueError, match=r"^rank: [^\n]+$"):
         memory.training(load("gpt2").spec, "adam_mixed", shard="zero3", **where)
+
+
+def test_gpt2s_published_file_to_the_last_byte():
+    """Its data section of 548,090,880 bytes are the parameters in float32 and twelve mask buffers of 1,024 x 1,024."""
+    reading = load("gpt2")
+    masks = {extra.name: extra.scalars for extra in reading.extras}
+    held = bytes_of(torch.empty(1024, 1024, device="meta") for _ in reading.spec.blocks)
+    assert 4 * sum(masks.values()) == held
+    assert memory.weight_bytes(reading.spec, "float32") + held == 548_090_880
