@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accounting.memory import DTYPE_BYTES
-from accounting.spec import Attention, FeedForward, ModelSpec, Norm
+from accounting.spec import Attention, Block, FeedForward, ModelSpec, Norm
 
 Kind = Literal["eager", "fused"]
 Recompute = Literal["none", "full"]
@@ -40,6 +40,8 @@ def kept(
     """
     if seq < 1 or batch < 1:
         raise ValueError(f"expected at least 1 token of at least 1 sequence, got {seq} of {batch}")
+    for block in spec.blocks:
+        _check(block)
     walk = _Walk(spec, seq, batch, attention)
     return tuple(walk.recomputed() if recompute == "full" else walk.everything())
 
@@ -66,6 +68,16 @@ def korthikanti(spec: ModelSpec, *, seq: int, batch: int = 1) -> int:
     return sum(seq * batch * (34 * spec.width + 5 * block.attention.heads * seq) for block in spec.blocks)
 
 
+def _check(block: Block) -> tuple[Attention, FeedForward]:
+    """The two components of a block that the decoder builds."""
+    attention, feed_forward = block.attention, block.feed_forward
+    if not isinstance(attention, Attention) or attention.sinks or attention.softcap is not None:
+        raise UnpredictedError("only multi-head and grouped-query attention is predicted, without sinks or a cap")
+    if not isinstance(feed_forward, FeedForward) or feed_forward.clamp is not None or feed_forward.gain != 1:
+        raise UnpredictedError("only a plain or gated feed-forward is predicted, without a clamp or a gain")
+    return attention, feed_forward
+
+
 class _Walk:
     """Follows a token through the decoder, and yields what each operator keeps."""
 
@@ -81,13 +93,7 @@ class _Walk:
         yield from self.inputs()
         for layer, block in enumerate(self.spec.blocks):
             self.layer = layer
-            attention, feed_forward = block.attention, block.feed_forward
-            if not isinstance(attention, Attention) or attention.sinks or attention.softcap is not None:
-                raise UnpredictedError(
-                    "only multi-head and grouped-query attention is predicted, without sinks or a cap"
-                )
-            if not isinstance(feed_forward, FeedForward) or feed_forward.clamp is not None or feed_forward.gain != 1:
-                raise UnpredictedError("only a plain or gated feed-forward is predicted, without a clamp or a gain")
+            attention, feed_forward = _check(block)
             yield from self.before("attention", block.attention_norm)
             yield from self.attention(attention)
             yield from self.norm("attention_post_norm", block.attention_post_norm, self.spec.width, written=False)

@@ -13,8 +13,8 @@ from accounting.spec import Attention, LatentAttention, ModelSpec
 #: How many tokens a layer keeps of those seen, given its window (None: it sees to the start).
 Policy = Callable[[int, int | None], int]
 
-#: Longer than any sequence: where nothing bounds a cache from above, a search for its length ends here.
-LONGEST = 2**40
+#: A length at which no cache that grows is within any budget: at a byte a token it is 10^42 bytes.
+LONGEST = 2**140
 
 
 def minimum(tokens: int, window: int | None) -> int:
@@ -23,8 +23,11 @@ def minimum(tokens: int, window: int | None) -> int:
 
 
 def huggingface(tokens: int, window: int | None) -> int:
-    """What transformers keeps between steps: a window without the token that is to come."""
-    return tokens if window is None else min(tokens, window - 1)
+    """What transformers keeps between steps: a window without the token that is to come.
+
+    Of a window of one it keeps all: its slice of the last 0 tokens is the whole.
+    """
+    return tokens if window is None or window == 1 else min(tokens, window - 1)
 
 
 def uniform(tokens: int, _window: int | None) -> int:

@@ -52,11 +52,16 @@ def packed(lengths: Sequence[int], rule: Pairs = model) -> Pairs:
 
 
 def cached(cache: int, rule: Pairs = model) -> Pairs:
-    """New tokens after ``cache`` that are kept: each with the cache and with those before it."""
+    """New tokens after ``cache`` that are kept: each with the cache and with those before it.
+
+    By ``full`` with all new ones too. A token of the cache has met its own pairs already.
+    """
     if cache < 0:
         raise ValueError(f"cache: expected at least 0, got {cache}")
 
     def pairs(seq: int, window: int | None = None) -> int:
+        if rule is full:
+            return seq * (cache + seq)
         return rule(cache + seq, window) - rule(cache, window)
 
     return pairs

@@ -274,8 +274,11 @@ class Decoder(nn.Module):
     def forward(self, tokens_BT: Tensor, kept: list[Kept] | None = None) -> Tensor:
         """Logits (B, T, V) for token ids (B, T), int64, after those that are ``kept``, which they join.
 
-        ValueError for more tokens than the context.
+        ValueError for more tokens than the context, and for what is kept where blocks run again.
         """
+        recompute = self.recompute and torch.is_grad_enabled()
+        if recompute and kept:
+            raise ValueError("a block that runs again would keep its tokens twice: recompute goes without a cache")
         start = kept[0].met if kept else 0
         tokens = start + tokens_BT.shape[1]
         if tokens > self.spec.context:
@@ -290,7 +293,7 @@ class Decoder(nn.Module):
         tables = {rotary: rotary_table(rotary, position_T, x_BTD.dtype) for rotary in rotaries}
         for index, block in enumerate(self.blocks):
             layer = kept[index] if kept else None
-            if self.recompute and torch.is_grad_enabled():
+            if recompute:
                 x_BTD = checkpoint(block, x_BTD, tables, layer, use_reentrant=False)
             else:
                 x_BTD = block(x_BTD, tables, layer)

@@ -59,6 +59,8 @@ def test_recomputation_changes_no_gradient():
         decoder(torch.arange(6)[None]).square().sum().backward()
         gradients.append([parameter.grad for parameter in decoder.parameters()])
     assert all(map(torch.equal, *gradients))
+    with pytest.raises(ValueError, match=r"^a block that runs again [^\n]+$"):
+        decoder(torch.arange(3)[None], decoder.keep())
 
 
 @given(spec=strategies.specs(*strategies.DENSE), seq=LENGTHS, batch=st.integers(1, 3))
@@ -86,11 +88,12 @@ def test_the_published_closed_form():
     assert per_layer == 34 + 5 * 96 * 2048 / 12288 == 34 + 80
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"])
-def test_what_the_decoder_does_not_build_is_not_predicted(name):
+def test_what_the_decoder_does_not_build_is_not_predicted(name, recompute):
     """Latent attention, sinks and experts: nobody could look."""
     with pytest.raises(UnpredictedError, match=r"^[^\n]+$"):
-        activations.total(load(name).spec, seq=4)
+        activations.total(load(name).spec, seq=4, recompute=recompute)
 
 
 @pytest.mark.parametrize("sizes", [{"seq": 0}, {"seq": 1, "batch": 0}])

@@ -115,6 +115,14 @@ def test_decoding_is_forward_alone(capsys, monkeypatch):
     assert "1 x 12 tokens after 0 that are kept" in out and "convention" not in out
 
 
+def test_latent_attention_decodes_against_expanded_keys(capsys, monkeypatch):
+    """Which cache the count goes with is said, where there are two."""
+    for name, form in ("deepseek-v3", "expanded"), ("llama-3.1-8b", None):
+        assert answer(capsys, monkeypatch, "flops", name, "--decode", "9")["latent_cache"] == form
+        _, out, _ = run(capsys, monkeypatch, "flops", name, "--decode", "9")
+        assert ("as sixnd memory --expanded counts them" in out) == (form is not None)
+
+
 def test_recomputation_is_apart_from_training(capsys, monkeypatch):
     """What is executed is another number than what training asks for."""
     said = answer(capsys, monkeypatch, "flops", "gpt2", "--seq", "64", "--recompute", "full")

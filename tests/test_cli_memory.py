@@ -22,6 +22,7 @@ def test_bytes_are_those_of_the_package(name, capsys, monkeypatch):
         (each.array.name, each.logical, each.padded) for each in training.arrays
     ]
     assert (said["training"]["total"], said["training"]["padded_total"]) == (training.total, training.padded_total)
+    assert said["training"]["step_counts"] == training.step_counts
     sizes = [cache.total(spec, tokens, batch=2) for tokens in (300, 301)]
     assert said["kv_cache"] == {
         "total": sizes[0],
@@ -61,6 +62,8 @@ def test_what_fits_is_found(written, budget, capsys, monkeypatch):
     spec, fits, free = load("llama-3.1-8b").spec, said["fit"], budget - said["weights"]
     assert fits["budget"] == budget
     assert cache.total(spec, fits["tokens"]) <= free < cache.total(spec, fits["tokens"] + 1)
+    many = answer(capsys, monkeypatch, "memory", "llama-3.1-8b", "--seq", "8192", "--batch", "4", "--fit", written)
+    assert many["fit"]["sequences"] == fits["sequences"]
     assert fits["sequences"] * said["kv_cache"]["total"] <= free < (fits["sequences"] + 1) * said["kv_cache"]["total"]
 
 

@@ -257,6 +257,8 @@ def test_pairs_are_the_entries_of_the_mask(seq, window):
     assert pairs.causal(seq, window) == pairs.model(seq) == int(mask.sum())
     assert pairs.model(seq, window) == pairs.windowed(window)(seq) == int(near.sum())
     assert pairs.cached(seq - 1)(1, window) == int(near[-1].sum())
+    new = min(seq, window)
+    assert pairs.cached(seq - new, pairs.full)(new, window) == torch.ones(seq, seq)[-new:].numel()
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_whole_parameters_are_spread_and_none_is_lost(sizes, ranks):
 
 @given(spec=strategies.specs(), ranks=RANKS, shard=st.sampled_from(sorted(memory.SHARDED)))
 def test_shares_add_up_to_what_is_sharded(spec, ranks, shard):
-    """Each stage shards one role more, each rank keeps all of the rest, and padding is never less."""
+    """Each rank keeps all of what is not sharded, and padding is never less."""
     alone = memory.training(spec, "adam_mixed")
     each = [memory.training(spec, "adam_mixed", ranks=ranks, rank=rank, shard=shard) for rank in range(ranks)]
     for index, array in enumerate(alone.arrays):
@@ -188,6 +188,12 @@ def test_shares_add_up_to_what_is_sharded(spec, ranks, shard):
         cut = array.array.role in memory.SHARDED[shard]
         assert kept == (array.logical if cut else ranks * array.logical)
         assert all(rank.arrays[index].padded >= rank.arrays[index].logical for rank in each)
+
+
+def test_each_stage_shards_one_role_more():
+    """Optimizer state, then gradients, then weights (arXiv 1910.02054, section 5)."""
+    roles = [memory.SHARDED[stage] for stage in ("none", "zero1", "zero2", "zero3")]
+    assert roles == [set(), {"optimizer"}, {"optimizer", "gradients"}, {"optimizer", "gradients", "weights"}]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ COMPONENTS = ("linear", "scores", "mixture", "head", "router", "total")
 @click.command(epilog=EPILOG)
 @config_argument
 @click.option("--seq", type=WHOLE, metavar="N", help="Tokens of a sequence; with --decode new ones, by default 1.")
-@click.option("--batch", type=WHOLE, default=1, metavar="B", help="Sequences.  [default: 1]")
+@click.option("--batch", type=WHOLE, default=1, show_default=True, metavar="B", help="Sequences.")
 @positions_options
 @click.option(
     "--decode",
@@ -31,6 +31,7 @@ COMPONENTS = ("linear", "scores", "mixture", "head", "router", "total")
     "--recompute",
     type=click.Choice(["none", "selective", "full"]),
     default="none",
+    show_default=True,
     help="What backward computes again, in hardware FLOPs alone.",
 )
 @click.option("--explain", is_flag=True, help="Where each convention comes from, and why it differs.")
@@ -54,6 +55,7 @@ def flops(
     from accounting import conventions, huggingface
     from accounting import flops as counts
     from accounting.pairs import cached
+    from accounting.spec import LatentAttention
 
     if seq is None and decode is None:
         raise click.UsageError("--seq: expected the tokens of a sequence")
@@ -63,7 +65,15 @@ def flops(
     spec, chosen = reading.spec, positions(reading, pairs, window)
     tokens = 1 if seq is None else seq
     check_context(reading, tokens + (decode or 0))
-    said = {"seq": tokens, "batch": batch, "cache": decode, "pairs": chosen.name, "window": chosen.window}
+    latent = decode is not None and any(isinstance(block.attention, LatentAttention) for block in spec.blocks)
+    said = {
+        "seq": tokens,
+        "batch": batch,
+        "cache": decode,
+        "pairs": chosen.name,
+        "window": chosen.window,
+        "latent_cache": "expanded" if latent else None,
+    }
     forward = counts.forward(
         spec, seq=tokens, batch=batch, pairs=chosen.rule if decode is None else cached(decode, chosen.rule)
     )
@@ -94,6 +104,8 @@ def flops(
     after = "" if decode is None else f" after {decode:,} that are kept"
     click.echo(f"{reading.name} ({reading.model_type}): {batch:,} x {tokens:,} tokens{after}")
     click.echo(f"pairs: {chosen.name}, {chosen.meaning}")
+    if latent:
+        click.echo("kept: every head's keys and values, as sixnd memory --expanded counts them")
     table(("FLOPs", *COMPONENTS), [row for name, count, per in rows for row in _rows(name, count, per)])
     if decode is None:
         _conventions(training.total, shortcuts, explain)
@@ -131,9 +143,8 @@ def _conventions(exact: int, shortcuts: "Table", explain: bool) -> None:
     ]
     table(("convention", "FLOPs", "of exact", "formula"), rows)
     if explain:
-        table(
-            ("convention", "why it differs", "source"),
-            [(name, CONVENTIONS[name].difference, CONVENTIONS[name].source) for name in shortcuts.flops],
-        )
+        for name in shortcuts.flops:
+            click.echo(f"{name}: {CONVENTIONS[name].difference}\n  {CONVENTIONS[name].source}")
+        click.echo()
     for name, reason in shortcuts.silent.items():
         click.echo(f"{name} says nothing: {reason}")

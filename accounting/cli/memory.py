@@ -9,6 +9,7 @@ import click
 
 from accounting.cli.options import WHOLE, check_context, quantity
 from accounting.cli.output import EPILOG, config_argument, envelope, json_option, left_out, table
+from accounting.memory import DTYPE_BYTES, FORMATS, LAYOUTS
 
 if TYPE_CHECKING:
     from accounting.activations import Kind, Recompute
@@ -37,30 +38,41 @@ def size(value: str) -> int:
     return int(number * UNITS[written[2] or "B"])
 
 
-@click.command(epilog=EPILOG)
+def _chosen(name: str, values: str, text: str) -> Callable[..., Any]:
+    return click.option(
+        name, type=click.Choice(values.split()), default=values.split()[0], show_default=True, help=text
+    )
+
+
+@click.command(
+    epilog=f"Dtypes: {', '.join(DTYPE_BYTES)}. Packed formats: {', '.join(FORMATS)}. "
+    f"Layouts: {', '.join(LAYOUTS)}. {EPILOG}"
+)
 @config_argument
-@click.option("--dtype", default="bfloat16", help="Of the weights: a dtype or a packed format.  [default: bfloat16]")
-@click.option("--layout", help="What training keeps, by name.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="Dtype or packed format of the weights.")
+@click.option("--layout", help="The arrays that training keeps, by the name of the optimizer and its dtypes.")
 @click.option(
-    "--ranks", type=quantity(whole=True, most=2**20), default=1, metavar="R", help="Data-parallel ranks.  [default: 1]"
+    "--ranks",
+    type=quantity(whole=True, most=2**20),
+    default=1,
+    show_default=True,
+    metavar="R",
+    help="Data-parallel ranks.",
 )
-@click.option("--rank", type=quantity(whole=True, least=0), default=0, metavar="I", help="Whose bytes.  [default: 0]")
 @click.option(
-    "--shard",
-    type=click.Choice(["none", "zero1", "zero2", "zero3"]),
-    default="none",
-    help="What each rank has a share of.",
+    "--rank", type=quantity(whole=True, least=0), default=0, show_default=True, metavar="I", help="The rank to count."
 )
-@click.option("--seq", type=WHOLE, metavar="N", help="Tokens of a sequence: activations and cache.")
-@click.option("--batch", type=WHOLE, default=1, metavar="B", help="Sequences.  [default: 1]")
-@click.option("--attention", type=click.Choice(["fused", "eager"]), default="fused", help="How activations are kept.")
-@click.option("--recompute", type=click.Choice(["none", "full"]), default="none", help="What backward computes again.")
-@click.option("--cache-dtype", default="bfloat16", help="Of keys and values.  [default: bfloat16]")
+@_chosen("--shard", "none zero1 zero2 zero3", "What is split among ranks: optimizer state, gradients too, weights too.")
+@click.option("--seq", type=WHOLE, metavar="N", help="Tokens of a sequence, for activations and the key/value cache.")
+@click.option("--batch", type=WHOLE, default=1, show_default=True, metavar="B", help="Sequences at once.")
+@_chosen("--attention", "fused eager", "Whether attention's softmax is written out and kept (eager).")
+@_chosen("--recompute", "none full", "Whether backward runs each block again (full).")
+@click.option("--cache-dtype", default="bfloat16", show_default=True, help="Dtype of the key/value cache.")
+@_chosen("--policy", "minimum huggingface uniform", "Tokens that a window of W keeps: W, W - 1, or all.")
+@click.option("--expanded", is_flag=True, help="Cache every head's keys and values of latent attention.")
 @click.option(
-    "--policy", type=click.Choice(["minimum", "huggingface", "uniform"]), default="minimum", help="What a window keeps."
+    "--fit", type=size, metavar="SIZE", help="Serving: how much cache fits beside the whole weights in 80GB, say."
 )
-@click.option("--expanded", is_flag=True, help="Latent attention's keys and values head by head.")
-@click.option("--fit", type=size, metavar="SIZE", help="How much of a cache fits beside the weights, such as 80GB.")
 @json_option
 def memory(
     config: str,
@@ -126,11 +138,11 @@ def memory(
     click.echo(f"{reading.name} ({reading.model_type})")
     rows: list[tuple[str, int]] = [(f"weights, {dtype}", weights)]
     if training is not None:
-        whose = f"rank {rank} of {ranks:,}, {shard}" if ranks > 1 else layout
+        whose = f"{layout}, rank {rank} of {ranks:,}, {shard}" if ranks > 1 else layout
         rows += [(f"in training: {each.array.name}, {each.array.dtype}", each.logical) for each in training.arrays]
         rows.append((f"in training, {whose}", training.total))
     if activations is not None and activations["total"] is not None:
-        rows.append((f"activations, {attention} attention, recompute {recompute}", activations["total"]))
+        rows.append((f"activations, float32, {attention} attention, recompute {recompute}", activations["total"]))
     if kv_cache is not None:
         rows.append((f"cache, {cache_dtype}, {policy}", kv_cache["total"]))
         if kv_cache["next_token"] is not None:
@@ -140,9 +152,11 @@ def memory(
         click.echo(f"Activations are not predicted: {activations['reason']}")
     if fits is not None:
         most = "any number of" if fits["tokens"] is None else f"{fits['tokens']:,}"
-        click.echo(f"Beside the weights in {fits['budget']:,} bytes: {most} tokens for each of {batch:,} sequences")
+        click.echo(
+            f"Serving, beside the whole weights in {fits['budget']:,} bytes: {most} tokens in a batch of {batch:,}"
+        )
         if seq is not None:
-            click.echo(f"  or {fits['sequences']:,} sequences of {seq:,} tokens")
+            click.echo(f"  or {fits['sequences']:,} x {seq:,} tokens")
     left_out(reading)
 
 

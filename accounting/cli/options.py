@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accounting.hardware import CHIPS
+
 if TYPE_CHECKING:
     from accounting.hardware import Chip
     from accounting.huggingface import Reading
@@ -46,6 +48,7 @@ def quantity(*, whole: bool = False, least: int | None = None, most: int | None 
 
 
 WHOLE = quantity(whole=True)
+CHIP_NAMES = f"Chips: {', '.join(chip.name for chip in CHIPS)}."
 RULES = {
     "model": "what each layer does",
     "causal": "each token with itself and all before it",
@@ -77,6 +80,7 @@ def positions_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--pairs",
         type=click.Choice(list(RULES)),
         default="model",
+        show_default=True,
         help="The pairs of positions that attention multiplies; model is what each layer does.",
     )(command)
 
@@ -137,10 +141,13 @@ def devices_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--chip``, ``--count`` and what may be said about the peak."""
     for option in (
         click.option(
-            "--peak", type=WHOLE, metavar="FLOP/S", help="The peak of a chip, where none is known or it is other."
+            "--peak",
+            type=WHOLE,
+            metavar="FLOP/S",
+            help="The peak of a chip that is not known here, or another one; then any --chip name will do.",
         ),
         click.option("--sparse", is_flag=True, help="The vendor's peak with half of the entries zero."),
-        click.option("--dtype", help="The dtype of the peak.  [default: bfloat16]"),
+        click.option("--dtype", help="The dtype of the peak; by default bfloat16."),
         click.option("--count", type=WHOLE, required=True, metavar="K", help="How many chips."),
         click.option("--chip", required=True, metavar="NAME", help="The chip, with its form factor."),
     ):
@@ -175,8 +182,6 @@ def _dtypes(chip: "Chip", sparse: bool) -> str:
 
 
 def _similar(name: str) -> str:
-    from accounting.hardware import CHIPS
-
     names = [chip.name for chip in CHIPS]
     wanted = name.lower()
     close = [other for other in names if other.startswith(wanted)] or get_close_matches(wanted, names, n=3)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from accounting.cli.options import (
+    CHIP_NAMES,
     WHOLE,
     check_context,
     devices,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from accounting.spec import ModelSpec
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=f"{CHIP_NAMES} {EPILOG}")
 @config_argument
 @click.option("--tokens", type=WHOLE, required=True, metavar="D", help="Tokens to train on, such as 15.6e12.")
 @click.option(
@@ -86,7 +87,7 @@ def time(
     left_out(reading)
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=f"{CHIP_NAMES} {EPILOG}")
 @config_argument
 @click.option("--tokens-per-second", type=quantity(), required=True, metavar="R", help="The measured rate of training.")
 @click.option("--per-device", is_flag=True, help="R is that of each chip, not of all together.")
@@ -97,6 +98,7 @@ def time(
     "--recompute",
     type=click.Choice(["none", "selective", "full"]),
     default="none",
+    show_default=True,
     help="What backward computes again: a row for HFU.",
 )
 @json_option

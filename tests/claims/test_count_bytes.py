@@ -314,6 +314,9 @@ def test_cache_as_large_as_the_weights(claim):
         found == [crossing(spec_of(name)) for name in (QWEN, LLAMA)],
         " and ".join(f"{float(tokens):,.2f}" for tokens in found) + f" tokens for {QWEN} and {LLAMA}",
     )
+    spec = spec_of(GEMMA)
+    fits = cache.most_tokens(lambda tokens: cache.total(spec, tokens), memory.weight_bytes(spec, "bfloat16"))
+    claim.otherwise(fits == floor(crossing(spec)), f"{GEMMA}: {fits:,} tokens and not {floor(crossing(spec)):,}")
 
 
 def llama_tokens():
