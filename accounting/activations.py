@@ -59,6 +59,11 @@ def score_bytes(spec: ModelSpec, *, seq: int, batch: int = 1, dtype: str = "floa
     return batch * heads * seq * seq * DTYPE_BYTES[dtype]
 
 
+def mask_bytes(spec: ModelSpec, *, attention: Kind = "fused") -> int:
+    """Bytes of the causal masks that the decoder holds: eager attention has context^2 booleans a layer, fused none."""
+    return len(spec.blocks) * spec.context**2 if attention == "eager" else 0
+
+
 def korthikanti(spec: ModelSpec, *, seq: int, batch: int = 1) -> int:
     """S B H L (34 + 5 A S / H): bytes in two-byte numbers with dropout masks, nothing recomputed.
 

@@ -81,6 +81,14 @@ def test_scores_are_the_full_square():
     assert activations.score_bytes(spec, seq=512, batch=3, dtype="bfloat16") == 3 * 2 * 12 * 512**2
 
 
+@given(spec=strategies.specs(*strategies.DENSE), attention=st.sampled_from(["eager", "fused"]))
+def test_masks_are_the_decoders_buffers(spec, attention):
+    """A boolean for every pair of positions in each layer, or none: whatever the length of what is run."""
+    with torch.device("meta"):
+        held = sum(buffer.nbytes for buffer in Decoder(spec, attention=attention).buffers())
+    assert activations.mask_bytes(spec, attention=attention) == held
+
+
 def test_the_published_closed_form():
     """GPT-3's layers at 2,048 tokens: 34 and 80 bytes a number of the width (Korthikanti et al., section 4.1)."""
     gpt3 = tutor(vocab=50257, width=12288, context=2048, layers=96, heads=96)

@@ -53,6 +53,9 @@ def test_options_reach_the_counts(capsys, monkeypatch):
         said = answer(capsys, monkeypatch, "memory", "gpt2", *options, "--recompute", recompute)
         expected = activations.total(load("gpt2").spec, seq=64, attention="eager", recompute=recompute)
         assert said["activations"]["total"] == expected
+    assert said["activations"]["masks"] == activations.mask_bytes(load("gpt2").spec, attention="eager") == 12 * 1024**2
+    _, out, _ = run(capsys, monkeypatch, "memory", "gpt2", *options)
+    assert "causal masks, booleans" in out and "12,582,912" in out
 
 
 @pytest.mark.parametrize(("written", "budget"), [("80GB", 80 * 10**9), ("80GiB", 80 * 2**30), ("8e10", 80 * 10**9)])

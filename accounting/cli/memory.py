@@ -143,6 +143,8 @@ def memory(
         rows.append((f"in training, {whose}", training.total))
     if activations is not None and activations["total"] is not None:
         rows.append((f"activations, float32, {attention} attention, recompute {recompute}", activations["total"]))
+        if activations["masks"]:
+            rows.append(("causal masks, booleans", activations["masks"]))
     if kv_cache is not None:
         rows.append((f"cache, {cache_dtype}, {policy}", kv_cache["total"]))
         if kv_cache["next_token"] is not None:
@@ -198,9 +200,10 @@ def _activations(spec: "ModelSpec", seq: int, batch: int, attention: "Kind", rec
     """The total in float32, or why nobody can say it."""
     from accounting import activations
 
-    said = {"attention": attention, "recompute": recompute, "dtype": "float32"}
+    said: dict[str, Any] = {"attention": attention, "recompute": recompute, "dtype": "float32"}
     try:
         total = activations.total(spec, seq=seq, batch=batch, attention=attention, recompute=recompute)
+        said["masks"] = activations.mask_bytes(spec, attention=attention)
     except activations.UnpredictedError as error:
         return {**said, "total": None, "reason": str(error)}
     return {**said, "total": total, "reason": None}
