@@ -40,8 +40,6 @@ def kept(
     """
     if seq < 1 or batch < 1:
         raise ValueError(f"expected at least 1 token of at least 1 sequence, got {seq} of {batch}")
-    for block in spec.blocks:
-        _check(block)
     walk = _Walk(spec, seq, batch, attention)
     return tuple(walk.recomputed() if recompute == "full" else walk.everything())
 
@@ -89,6 +87,7 @@ class _Walk:
     def __init__(self, spec: ModelSpec, seq: int, batch: int, attention: Kind) -> None:
         self.spec, self.seq, self.batch, self.kind = spec, seq, batch, attention
         self.tokens = seq * batch
+        self.parts = [_check(block) for block in spec.blocks]
         self.layer: int | None = None
 
     def keep(self, name: str, scalars: int, dtype: str = "float32") -> Activation:
@@ -96,9 +95,8 @@ class _Walk:
 
     def everything(self) -> Iterator[Activation]:
         yield from self.inputs()
-        for layer, block in enumerate(self.spec.blocks):
+        for layer, (block, (attention, feed_forward)) in enumerate(zip(self.spec.blocks, self.parts, strict=True)):
             self.layer = layer
-            attention, feed_forward = _check(block)
             yield from self.before("attention", block.attention_norm)
             yield from self.attention(attention)
             yield from self.norm("attention_post_norm", block.attention_post_norm, self.spec.width, written=False)

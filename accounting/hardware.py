@@ -61,6 +61,7 @@ def _halved(sparse: Mapping[str, int], **dense: str) -> dict[str, int]:
     return {dtype: rate // 2 for dtype, rate in sparse.items()} | _tera(**dense)
 
 
+_PRINTED_SPARSE = "tensor-core rates are printed with sparsity and halved here"
 _H100_SXM = _tera(bfloat16="1979", tfloat32="989", float8="3958")
 _H100_PCIE = _tera(bfloat16="1513", tfloat32="756", float8="3026")
 _H100_NVL = _tera(bfloat16="1671", tfloat32="835", float8="3341")
@@ -91,7 +92,7 @@ CHIPS: tuple[Chip, ...] = (
         sparse=_H100_SXM,
         bandwidth=4800 * GIGA,
         memory=141 * GIGA,
-        source="NVIDIA H200 datasheet; tensor-core rates are printed with sparsity and halved here",
+        source=f"NVIDIA H200 datasheet; {_PRINTED_SPARSE}",
         devices=("NVIDIA H200",),
     ),
     Chip(
@@ -100,7 +101,7 @@ CHIPS: tuple[Chip, ...] = (
         sparse=_H100_NVL,
         bandwidth=4800 * GIGA,
         memory=141 * GIGA,
-        source="NVIDIA H200 datasheet; tensor-core rates are printed with sparsity and halved here",
+        source=f"NVIDIA H200 datasheet; {_PRINTED_SPARSE}",
         devices=("NVIDIA H200 NVL",),
     ),
     Chip(
@@ -109,7 +110,7 @@ CHIPS: tuple[Chip, ...] = (
         sparse=_H100_SXM,
         bandwidth=3350 * GIGA,
         memory=80 * GIGA,
-        source="NVIDIA H100 datasheet; tensor-core rates are printed with sparsity and halved here",
+        source=f"NVIDIA H100 datasheet; {_PRINTED_SPARSE}",
         devices=("NVIDIA H100 80GB HBM3",),
     ),
     Chip(
@@ -118,7 +119,7 @@ CHIPS: tuple[Chip, ...] = (
         sparse=_H100_PCIE,
         bandwidth=2000 * GIGA,
         memory=80 * GIGA,
-        source="NVIDIA H100 datasheet; tensor-core rates are printed with sparsity and halved here",
+        source=f"NVIDIA H100 datasheet; {_PRINTED_SPARSE}",
         devices=("NVIDIA H100 PCIe",),
     ),
     Chip(
@@ -127,7 +128,7 @@ CHIPS: tuple[Chip, ...] = (
         sparse=_H100_NVL,
         bandwidth=3900 * GIGA,
         memory=94 * GIGA,
-        source="NVIDIA H100 datasheet; tensor-core rates are printed with sparsity and halved here",
+        source=f"NVIDIA H100 datasheet; {_PRINTED_SPARSE}",
         devices=("NVIDIA H100 NVL",),
     ),
     Chip(
@@ -168,7 +169,7 @@ CHIPS: tuple[Chip, ...] = (
         sparse=_L4,
         bandwidth=300 * GIGA,
         memory=24 * GIGA,
-        source="NVIDIA L4 datasheet; tensor-core rates are printed with sparsity and halved here",
+        source=f"NVIDIA L4 datasheet; {_PRINTED_SPARSE}",
         devices=("NVIDIA L4",),
     ),
     Chip(

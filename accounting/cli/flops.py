@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.cli.options import WHOLE, check_context, positions, positions_options, quantity
+from accounting.cli.options import WHOLE, check_context, choice_option, positions, positions_options, quantity
 from accounting.cli.output import EPILOG, config_argument, envelope, json_option, left_out, table
 
 if TYPE_CHECKING:
@@ -27,13 +27,7 @@ COMPONENTS = ("linear", "scores", "mixture", "head", "router", "total")
     metavar="CACHE",
     help="Forward alone, after CACHE tokens that are kept.",
 )
-@click.option(
-    "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
-    default="none",
-    show_default=True,
-    help="What backward computes again, in hardware FLOPs alone.",
-)
+@choice_option("--recompute", "none selective full", "What backward computes again, in hardware FLOPs alone.")
 @click.option("--explain", is_flag=True, help="Where each convention comes from, and why it differs.")
 @json_option
 def flops(

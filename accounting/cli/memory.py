@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.cli.options import WHOLE, check_context, quantity
+from accounting.cli.options import WHOLE, check_context, choice_option, quantity
 from accounting.cli.output import EPILOG, config_argument, envelope, json_option, left_out, table
 from accounting.memory import DTYPE_BYTES, FORMATS, LAYOUTS
 
@@ -38,12 +38,6 @@ def size(value: str) -> int:
     return int(number * UNITS[written[2] or "B"])
 
 
-def _chosen(name: str, values: str, text: str) -> Callable[..., Any]:
-    return click.option(
-        name, type=click.Choice(values.split()), default=values.split()[0], show_default=True, help=text
-    )
-
-
 @click.command(
     epilog=f"Dtypes: {', '.join(DTYPE_BYTES)}. Packed formats: {', '.join(FORMATS)}. "
     f"Layouts: {', '.join(LAYOUTS)}. {EPILOG}"
@@ -62,13 +56,15 @@ def _chosen(name: str, values: str, text: str) -> Callable[..., Any]:
 @click.option(
     "--rank", type=quantity(whole=True, least=0), default=0, show_default=True, metavar="I", help="The rank to count."
 )
-@_chosen("--shard", "none zero1 zero2 zero3", "What is split among ranks: optimizer state, gradients too, weights too.")
+@choice_option(
+    "--shard", "none zero1 zero2 zero3", "What is split among ranks: optimizer state, gradients too, weights too."
+)
 @click.option("--seq", type=WHOLE, metavar="N", help="Tokens of a sequence, for activations and the key/value cache.")
 @click.option("--batch", type=WHOLE, default=1, show_default=True, metavar="B", help="Sequences at once.")
-@_chosen("--attention", "fused eager", "Whether attention's softmax is written out and kept (eager).")
-@_chosen("--recompute", "none full", "Whether backward runs each block again (full).")
+@choice_option("--attention", "fused eager", "Whether attention's softmax is written out and kept (eager).")
+@choice_option("--recompute", "none full", "Whether backward runs each block again (full).")
 @click.option("--cache-dtype", default="bfloat16", show_default=True, help="Dtype of the key/value cache.")
-@_chosen("--policy", "minimum huggingface uniform", "Tokens that a window of W keeps: W, W - 1, or all.")
+@choice_option("--policy", "minimum huggingface uniform", "Tokens that a window of W keeps: W, W - 1, or all.")
 @click.option("--expanded", is_flag=True, help="Cache every head's keys and values of latent attention.")
 @click.option(
     "--fit", type=size, metavar="SIZE", help="Serving: how much cache fits beside the whole weights in 80GB, say."

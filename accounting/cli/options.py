@@ -49,6 +49,14 @@ def quantity(*, whole: bool = False, least: int | None = None, most: int | None 
 
 WHOLE = quantity(whole=True)
 CHIP_NAMES = f"Chips: {', '.join(chip.name for chip in CHIPS)}."
+
+
+def choice_option(name: str, values: str, text: str) -> Callable[..., Any]:
+    """An option that takes one of some words, by default the first."""
+    words = values.split()
+    return click.option(name, type=click.Choice(words), default=words[0], show_default=True, help=text)
+
+
 RULES = {
     "model": "what each layer does",
     "causal": "each token with itself and all before it",
@@ -76,13 +84,9 @@ def positions_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--window", type=WHOLE, metavar="W", help="The size for --pairs window, by default the config's."
     )(command)
-    return click.option(
-        "--pairs",
-        type=click.Choice(list(RULES)),
-        default="model",
-        show_default=True,
-        help="The pairs of positions that attention multiplies; model is what each layer does.",
-    )(command)
+    text = "The pairs of positions that attention multiplies; model is what each layer does."
+    named: Callable[..., Any] = choice_option("--pairs", " ".join(RULES), text)(command)
+    return named
 
 
 def positions(reading: "Reading", pairs: str, window: int | None) -> Positions:

@@ -9,6 +9,7 @@ from accounting.cli.options import (
     CHIP_NAMES,
     WHOLE,
     check_context,
+    choice_option,
     devices,
     devices_options,
     positions,
@@ -94,13 +95,7 @@ def time(
 @click.option("--seq", type=WHOLE, required=True, metavar="N", help="Tokens of a sequence.")
 @positions_options
 @devices_options
-@click.option(
-    "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
-    default="none",
-    show_default=True,
-    help="What backward computes again: a row for HFU.",
-)
+@choice_option("--recompute", "none selective full", "What backward computes again: a row for HFU.")
 @json_option
 def mfu(
     config: str,
