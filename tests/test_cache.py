@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from accounting import cache, memory
@@ -13,6 +13,18 @@ from accounting.spec import LatentAttention
 from tests import strategies
 
 FEW = settings(max_examples=settings().max_examples // 5)  # each one runs a module token by token
+WINDOW_OF_ONE = {
+    "model_type": "mistral",
+    "vocab_size": 5,
+    "hidden_size": 8,
+    "intermediate_size": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+    "sliding_window": 1,
+    "pad_token_id": None,
+}
 LENGTHS = st.integers(0, 60)
 POLICIES = st.sampled_from(sorted(cache.POLICIES)).map(cache.POLICIES.__getitem__)
 
@@ -23,6 +35,7 @@ def windows(spec):
 
 @FEW
 @given(config=strategies.configs().filter(strategies.runnable), tokens=st.integers(1, 12), prompt=st.integers(1, 12))
+@example(config=WINDOW_OF_ONE, tokens=3, prompt=4)
 def test_a_cache_of_transformers_has_the_predicted_bytes(config, tokens, prompt):
     """After a prompt and tokens one by one, layer by layer: a window keeps one token fewer than it sees."""
     spec = read(config).spec
