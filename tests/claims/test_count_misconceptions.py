@@ -5,32 +5,26 @@ import torch
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter, load_balancing_loss_func
 
-from accounting.scaling import LossSurface
+from accounting.scaling import LAWS
 
-PRINTED = LossSurface(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # Hoffmann et al. 2022, equation 10
-REFIT = LossSurface(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)  # Besiroglu et al. 2024
+PRINTED, REFIT = LAWS["hoffmann"].surface, LAWS["besiroglu"].surface
 TABLE = (1e21, 3.8e25)  # FLOPs: the ends of the essay's table, where its refit has the printed 21.6 and 16.5
 BEYOND = (1e19, 1e27)
-
-
-def tokens_per_parameter(surface, budgets):
-    """D over N at the optimum of each budget C = 6 N D."""
-    return [tokens / parameters for parameters, tokens in (surface.optimum(budget / 6) for budget in budgets)]
 
 
 @pytest.mark.claim("count.mis.range_50_140")
 def test_printed_formula(claim):
     """The printed constants ask for 50 to 140 tokens per parameter, to the ten, within the essay's table."""
-    assert [round(ratio, 1) for ratio in tokens_per_parameter(REFIT, TABLE)] == [21.6, 16.5]
-    claim.measured(tokens_per_parameter(PRINTED, TABLE))
-    claim.otherwise(tokens_per_parameter(PRINTED, BEYOND), "at 1e19 and 1e27 FLOPs")
+    assert [round(ratio, 1) for ratio in REFIT.optimum(TABLE).ratio] == [21.6, 16.5]
+    claim.measured(PRINTED.optimum(TABLE).ratio)
+    claim.otherwise(PRINTED.optimum(BEYOND).ratio, "at 1e19 and 1e27 FLOPs")
 
 
 @pytest.mark.claim("count.mis.refit_20")
 def test_refit(claim):
     """The refit asks for about 20, to the ten, within the essay's table and far beyond it."""
     for budgets in (TABLE, BEYOND):
-        claim.measured(tokens_per_parameter(REFIT, budgets))
+        claim.measured(REFIT.optimum(budgets).ratio)
 
 
 @pytest.mark.claim("count.mis.per_token_topk")

@@ -19,7 +19,7 @@ def test_try_coefficient(claim):
         )
 
     def optimum(coefficient):
-        return LossSurface(E=1.5, A=coefficient, B=1.0, alpha=0.5, beta=0.5).optimum(16)
+        return LossSurface(E=1.5, A=coefficient, B=1.0, alpha=0.5, beta=0.5).optimum(16, each=1)
 
     assert optimum(1) == best(1) == (4, 4)
     claim.measured(optimum(2), observed=best(2))

@@ -3,7 +3,7 @@
 from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
-from math import isclose, sqrt
+from math import sqrt
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from accounting import huggingface as configs
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter, torch_memory
 from accounting.census import Part
-from accounting.scaling import LossSurface
+from accounting.scaling import LAWS, LossSurface
 from model import torch_generate
 from model.recipes import tutor
 from model.torch_decoder import Decoder
@@ -226,15 +226,12 @@ def test_gpt2s_structure(claim):
 @pytest.mark.claim("next.real.inference_budget")
 def test_serving_favours_a_smaller_model(claim):
     """At one loss, serving ten times the training tokens is cheapest with fewer parameters and more tokens."""
-    # Hoffmann et al. 2022, arXiv 2203.15556, equation 10
-    surface = LossSurface(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
-    size, data = surface.optimum(1e23 / 6)
+    surface = LAWS["hoffmann"].surface
+    size, data = surface.optimum(1e23)
     target = surface.loss(size, data)
 
     def tokens(parameters):
-        needed = (surface.B / (target - surface.E - surface.A / parameters**surface.alpha)) ** (1 / surface.beta)
-        assert isclose(surface.loss(parameters, needed), target)
-        return needed
+        return surface.tokens_for(target, parameters)
 
     def cheapest(demand):
         def lifetime(parameters):
@@ -436,7 +433,7 @@ def test_quiz_5(claim):
         return 1.5 + 1 / sqrt(split[0]) + 1 / sqrt(split[1])
 
     def optimum(**constants):
-        return LossSurface(**{"E": 1.5, "A": 1.0, "B": 1.0, "alpha": 0.5, "beta": 0.5} | constants).optimum(16)
+        return LossSurface(**{"E": 1.5, "A": 1.0, "B": 1.0, "alpha": 0.5, "beta": 0.5} | constants).optimum(16, each=1)
 
     best = min(((2.0 ** (step / 16), 2.0 ** (4 - step / 16)) for step in range(65)), key=teaching)
     chosen = [optimum(A=2.0), optimum(B=2.0), optimum(alpha=0.25)]

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FRAMEWORKS = {"jax", "numpy", "scipy", "torch", "transformers"}
-#: Rooms of accounting that may import a framework, and the third parties of the others.
-OBSERVERS = {"authorities"}
+#: The third parties of accounting: of every room, and of some; observers import what they observe.
 THIRD_PARTIES = {"click", "msgspec", "tabulate"}
-LEDGER = {"jinja2", "pytest"}
+OBSERVERS = "authorities"
+MORE = {
+    "fits.py": {"jax", "numpy", "scipy"},
+    "ledger": {"jinja2", "pytest"},
+    "scaling.py": {"numpy"},
+}
 #: What tells of a file's tensors, and how a stranger's file is refused.
 NAMES = ("accounting.files", "accounting.naming")
 
@@ -37,10 +40,8 @@ def test_accounting_knows_neither_model_nor_tests(path):
     tops = {name.split(".")[0] for name in imports(path)}
     assert not tops & {"model", "tests"}
     room = path.relative_to(ROOT / "accounting").parts[0]
-    if room not in OBSERVERS:
-        assert not tops & FRAMEWORKS
-        allowed = THIRD_PARTIES | (LEDGER if room == "ledger" else set())
-        assert tops - allowed <= {"accounting", *sys.stdlib_module_names}
+    if room != OBSERVERS:
+        assert tops <= {"accounting", *sys.stdlib_module_names, *THIRD_PARTIES, *MORE.get(room, ())}
 
 
 @pytest.mark.parametrize("path", files("model"))
