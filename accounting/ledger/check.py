@@ -36,6 +36,7 @@ class ClaimCheck:
         self.unrun_need = ""
         self.absent = ""
         self.seen: dict[str, list[str]] = {"measured": [], "difference": [], "right": [], "otherwise": []}
+        self.pictures: list[tuple[str, str]] = []
         self._data_folder = data_folder
         self._held: list[bool] = []
         self._compared = False
@@ -99,6 +100,16 @@ class ClaimCheck:
             self._refuse(f"the right value is recorded as {_texts(self.record.right_printed)}, not {_list(shown)}")
         self._pinned = True
         self.seen["right"] += shown
+
+    def picture(self, svg: str, caption: str) -> None:
+        """Show a picture with the claim on the ledger's page: the text of an SVG file, and what it shows.
+
+        It decides nothing: what it shows is also handed over in numbers or words.
+        """
+        __tracebackhide__ = True
+        if "<svg" not in svg or not caption.strip():
+            self._refuse("claim.picture() takes the text of an SVG file and a caption")
+        self.pictures.append((svg, caption))
 
     def cited(self) -> None:
         """Say that the claim reports its source and that nothing here can check it."""

@@ -1,5 +1,6 @@
 """The ledger as a self-contained HTML page, and as JSON beside it."""
 
+import base64
 import json
 import platform
 import re
@@ -77,6 +78,7 @@ def as_html(register: Register, entries: tuple[Entry, ...], environment: dict[st
         version=accounting.__version__,
         printed=printed,
         split=_NUMBER.split,
+        data_url=_data_url,
     )
 
 
@@ -89,6 +91,11 @@ def environment() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _data_url(svg: str) -> str:
+    """A picture within the page, which nothing in it can reach out of."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def _sentence(register: Register, entries: tuple[Entry, ...]) -> str:

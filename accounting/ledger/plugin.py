@@ -256,7 +256,14 @@ def _outcome(report: pytest.TestReport, check: ClaimCheck) -> Outcome | None:
         verdict, reason = "failed", _headline(report, check.record)
     else:
         verdict, reason = check.verdict, check.unrun_need
-    return Outcome(claim=check.record.id, verdict=verdict, reason=reason, absent=check.absent, **check.found())
+    return Outcome(
+        claim=check.record.id,
+        verdict=verdict,
+        reason=reason,
+        absent=check.absent,
+        pictures=tuple(check.pictures),
+        **check.found(),
+    )
 
 
 def _headline(report: pytest.TestReport, record: Claim) -> str:

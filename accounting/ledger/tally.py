@@ -14,7 +14,8 @@ STATES = ("confirmed", "qualified", "refuted", "cited", "unrun", "failed", "unte
 class Outcome:
     """What one test found for its claim, in plain values, to travel.
 
-    `verdict` is a verdict or "failed"; `absent` is the file that the folder of data lacks.
+    `verdict` is a verdict or "failed"; `absent` is the file that the folder of data lacks; a picture is the text of
+    an SVG file and its caption.
     """
 
     claim: str
@@ -25,6 +26,7 @@ class Outcome:
     difference: tuple[str, ...] = ()
     right: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
+    pictures: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Entry:
     difference: tuple[str, ...]
     right: tuple[str, ...]
     otherwise: tuple[str, ...]
+    pictures: tuple[tuple[str, str], ...]
     tests: tuple[str, ...]
 
     def as_record(self) -> dict[str, Any]:
@@ -86,6 +89,7 @@ def _entry(claim: Claim, outcomes: dict[str, Outcome]) -> Entry:
         difference=tuple(text for outcome in found for text in outcome.difference),
         right=tuple(text for outcome in found for text in outcome.right),
         otherwise=tuple(text for outcome in found for text in outcome.otherwise),
+        pictures=tuple(picture for outcome in found for picture in outcome.pictures),
         tests=tuple(outcomes),
     )
 

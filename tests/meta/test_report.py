@@ -1,5 +1,6 @@
 """What a run writes: the terminal, the page, its JSON and the Markdown summary."""
 
+import base64
 import dataclasses
 import re
 from html.parser import HTMLParser
@@ -226,6 +227,24 @@ def test_page_of_a_run(project: Any) -> None:
     for part in ("within ±0.5", "Left out: opinion", "No claim matches."):
         assert part in text
     assert "pytest --claim demo.c.one" not in text
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "worker"])
+def test_page_shows_pictures(project: Any, workers: tuple[str, ...]) -> None:
+    """A picture that a test hands over stands in the page with its caption, within the page and as it was drawn."""
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    project.claims(project.record())
+    project.run(
+        "@pytest.mark.claim('demo.a.one')\ndef test_one(claim):\n"
+        f"    claim.holds(True, 'seen')\n    claim.picture({svg!r}, 'Loss & size')",
+        *workers,
+    )
+    text = (project.path / "ledger.html").read_text(encoding="utf-8")
+    (link,) = (link for link in Page(text).links if not link.startswith("#"))
+    kind, _, encoded = link.partition(",")
+    assert (kind, base64.b64decode(encoded).decode()) == ("data:image/svg+xml;base64", svg)
+    assert "<script>alert" not in text
+    assert "<figcaption>Loss &amp; size" in text
 
 
 def test_page_keeps_numbers_whole(project: Any) -> None:

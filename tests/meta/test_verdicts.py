@@ -49,6 +49,8 @@ FAILING: dict[str, tuple[Fields, str, str]] = {
     "number-as-truth": ({}, "claim.holds(3, '3')", "whether it holds is a bool, not 3"),
     "nothing-seen": ({}, "claim.holds(True, ' ')", "needs the words or numbers that were seen"),
     "never-compared": (NUMBER, "claim.holds(True, '4.72M')", "its printed numbers were never compared"),
+    "no-picture": ({}, "claim.picture('line', 'A line')", "takes the text of an SVG file and a caption"),
+    "picture-alone": ({}, "claim.picture('<svg/>', 'A line')", "its test handed nothing over"),
     "nothing": (NUMBER, "pass", "its test handed nothing over"),
     "never-pinned": (PINNED, "claim.measured(5e6)", "its right value was never pinned"),
     "pinned-wrong": (PINNED, "claim.measured(5e6); claim.right(6e6)", "is recorded as 5.00M, not 6,000,000"),
