@@ -6,6 +6,7 @@ is the group of that name in the SVG.
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,7 +18,7 @@ from accounting.scaling import LossSurface, Split, fit_power_law
 from accounting.spec import ModelSpec
 
 #: Text stays text, and names inside the file follow from its contents alone.
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,

@@ -1,4 +1,4 @@
-"""The command ``sixnd``: exact counts for a config, as tables or as JSON.
+"""The command ``sixnd``: exact counts for a config, and laws of loss, as tables or as JSON.
 
 Bad input is one line on standard error and exit code 2.
 """
@@ -12,6 +12,7 @@ import click
 
 from accounting import __version__
 from accounting.cli.flops import flops
+from accounting.cli.laws import fit, optimum
 from accounting.cli.memory import memory
 from accounting.cli.params import params
 from accounting.cli.rates import mfu, time
@@ -23,7 +24,7 @@ def cli() -> None:
     """Exact counts for decoder-only language models."""
 
 
-for command in (params, flops, memory, time, mfu):
+for command in (params, flops, memory, time, mfu, optimum, fit):
     cli.add_command(command)
 
 

@@ -19,9 +19,9 @@ json_option: Callable[..., Any] = click.option(
 )
 
 
-def envelope(command: str, reading: "Reading", **answer: Any) -> None:
-    """Print the JSON of a command: what was counted and by which program, then its answer."""
-    model = {
+def envelope(command: str, reading: "Reading | None", **answer: Any) -> None:
+    """Print the JSON of a command: what was counted, if a model was, and by which program, then its answer."""
+    model = reading and {
         "name": reading.name,
         "model_type": reading.model_type,
         "path": reading.path,
