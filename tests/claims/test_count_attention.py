@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from accounting import flops, huggingface, pairs, params
+from accounting import flops, huggingface, pairs, params, pictures
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
 from accounting.conventions import (
@@ -330,6 +330,11 @@ def test_crossover(claim):
     (weights, attention), _ = half_square(LLAMA, int(context))
     assert weights == attention
     claim.otherwise(context, "with Llama's blocks of 13 d^2 and its head")
+    drawn = {name: spec_of(name) for name in (LLAMA, "gemma-3-1b", "deepseek-v3")}
+    claim.picture(
+        pictures.attention_share(drawn, [2**power for power in range(9, 18)]),
+        "Attention's share of the FLOPs of a forward pass, by the length of a sequence: pairs as each layer has them",
+    )
 
 
 @pytest.mark.claim("count.attn.takeaway")

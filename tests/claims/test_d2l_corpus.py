@@ -171,7 +171,7 @@ def test_the_novel_is_learnt_by_heart(claim):
     best, last, train = on_the_novel(claim, 10**6).get(SIZES[3]) or claim.unrun("long-training")
     claim.holds(
         100 <= best.step < 1000 and train < best.batches < last.batches - NEAR,
-        f"best {best.batches:.3f} at step {best.step}; at step {last.step} {last.batches:.3f}, and {train:.3f} in training",
+        f"best {best.batches:.3f} at step {best.step}; {last.batches:.3f} at step {last.step}, {train:.3f} in training",
     )
 
 

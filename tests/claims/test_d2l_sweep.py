@@ -29,7 +29,7 @@ from model.study import TEXT
 from model.torch_decoder import Decoder
 from model.training import Training
 from tests import tables
-from tests.studies import DATA, recorded
+from tests.studies import DATA, FIXTURES, recorded
 
 TABLE = tables.columns("d2l_sweep")
 WIDTHS = [width for width, _, _ in STUDY_SIZES]
@@ -373,6 +373,9 @@ def test_the_largest_size_departs(claim):
         all(last.most < trend.least for trend, last in seen.values()),
         "; ".join(f"{tab}: slope {trend}, then {last}" for tab, (trend, last) in seen.items()),
     )
+    chain, *_ = sorted(FIXTURES.glob("baselines/*/study/chain.json"))
+    caption = "The same bend in our study of a language whose entropy rate is known, by what is read: new or repeated"
+    claim.picture(study.draw(study.load(chain)), caption)
 
 
 @pytest.mark.claim("d2l.bend.train_on_schedule_errata")
