@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq, minimize_scalar
 
-from accounting import flops, huggingface, pairs, params
+from accounting import flops, huggingface, pairs, params, pictures
 from accounting.authorities import huggingface as modules
 from accounting.authorities import torch_counter
 from accounting.conventions import six_nd, twenty_tokens, two_nd
@@ -155,6 +155,8 @@ def test_one_minimum(claim):
     turn = losses.argmin()
     down, up = (np.diff(losses[:turn]) < 0).all(), (np.diff(losses[turn:]) > 0).all()
     claim.holds(down and up, f"1e24 FLOPs: {losses[0]:.4f} at 1e9, {losses.min():.4f}, {losses[-1]:.4f} at 1e12")
+    caption = "The loss by Hoffmann's printed constants over N and D, and along its IsoFLOP lines; dots: the optima"
+    claim.picture(pictures.loss_surface(PRINTED, [1e20, 1e21, 1e22, 1e23, 1e24]), caption)
 
 
 @pytest.mark.claim("count.opt.derivative")
@@ -348,6 +350,11 @@ def test_growth_of_the_ratio(claim):
     """The ratio grows so many times for ten times the compute."""
     claim.measured(PRINTED.drift.growth(10))
     claim.measured(searched(PRINTED, 10 * BUDGET).ratio / searched(PRINTED, BUDGET).ratio)
+    trained = {"Chinchilla": Split(70e9, 1.4e12)}
+    claim.picture(
+        pictures.optima({name: law.surface for name, law in LAWS.items()}, [1e18, 1e27], trained),
+        "Tokens for each parameter at the optimum of four published laws, by budget, and as Chinchilla was trained",
+    )
 
 
 def in_order(split):

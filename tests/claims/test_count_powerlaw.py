@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 from scipy.special import huber
 from scipy.stats import linregress
 
-from accounting import fits
+from accounting import fits, pictures
 from accounting.conventions import six_nd
 from accounting.ledger import case
 from accounting.scaling import LAWS, LossSurface, PowerLaw, Split, fit_power_law
@@ -149,6 +149,8 @@ def test_slope(claim, column):
 def test_slopes_are_a_half(claim):
     """Both slopes round to the 0.50 that the paper has for its first method."""
     claim.measured([fit_power_law(BUDGETS, column).exponent for column in SPLITS])
+    caption = "Table 3 of Hoffmann et al.: the optimal N and D of nine budgets, and the power laws of least squares"
+    claim.picture(pictures.table3(SPLITS.parameters, BUDGETS, SPLITS.tokens), caption)
 
 
 @pytest.mark.claim("count.fit.sixnd_over_c")
