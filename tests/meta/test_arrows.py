@@ -15,6 +15,7 @@ MORE = {
     "fits.py": {"numpy", "scipy"},
     "ledger": {"jinja2", "pytest"},
     "pictures.py": {"matplotlib", "numpy"},
+    "routing.py": {"numpy"},
     "scaling.py": {"numpy"},
 }
 #: What rooms of the model know of accounting besides the spec: how a stranger's file is refused, and what tells of a
