@@ -41,12 +41,13 @@ class Routing:
 def route(router: Router, logits: ArrayLike, active: int, selection_bias: ArrayLike | None = None) -> Routing:
     """Choose and weigh ``active`` experts for each row of ``logits`` (T, E).
 
-    ``selection_bias`` (E,), which a router has or has not, counts in the choice alone
-    (arXiv 2408.15664, equation 3). Of several groups those compete whose two best experts
-    add up to most (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). Equal scores, as of
-    saturated logits, are decided by the logits; which of two equal logits wins is no part
-    of the contract. Raises ValueError for logits that are not finite or are probabilities,
-    for more active experts than may compete, and for a bias too much, too few or misshapen.
+    ``selection_bias`` (E,), for a router that has one, is added to what is ranked (scores, or
+    logits where the order is top_k_first) and to nothing else (arXiv 2408.15664, equation 3).
+    Of several groups those compete whose two best experts add up to most (DeepSeek-V3,
+    arXiv 2412.19437, section 2.1.2). Equal scores, as of saturated logits, are decided by
+    the logits; which of two equal logits wins is no part of the contract. Raises ValueError
+    for logits that are not finite or are probabilities, for more active experts than may
+    compete, and for a bias that is missing, unasked for or of another shape.
     """
     values = _logits(logits)
     if values.ndim != 2:

@@ -239,10 +239,11 @@ def decide_alone(rows, active):
     return routing.indices, routing.weights
 
 
-@pytest.mark.parametrize("order", ["score_first", "top_k_first"])
-def test_a_large_bias_decides(order):
-    """In either order it is added before the choice."""
-    assert route(replace(BIASED, order=order), [[3.0, 2.0, -1.0]], 1, [0, 0, 9]).indices.tolist() == [[2]]
+@pytest.mark.parametrize(("order", "winner"), [("score_first", 1), ("top_k_first", 0)])
+def test_a_bias_is_added_to_what_is_ranked(order, winner):
+    """A half turns the order of two sigmoids, and not that of two logits."""
+    routing = route(replace(BIASED, order=order), [[3.0, 2.0, -1.0]], 1, [0, 0.5, 0])
+    assert routing.indices.tolist() == [[winner]]
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 3))
