@@ -26,7 +26,7 @@ class Activation:
 
 
 class UnpredictedError(ValueError):
-    """The decoder builds no such component, so that nobody could look whether a prediction is right."""
+    """No rule says what a component of the spec keeps."""
 
 
 def kept(
@@ -36,7 +36,7 @@ def kept(
 
     ``attention``: ``eager`` keeps the softmax of every pair, ``fused`` a sum for each query.
     ``recompute`` full keeps what each layer is given, and runs it again. Raises
-    UnpredictedError for a component that the decoder does not build.
+    UnpredictedError for sinks, a softcap, latent attention, experts, and a clamped feed-forward.
     """
     if seq < 1 or batch < 1:
         raise ValueError(f"expected at least 1 token of at least 1 sequence, got {seq} of {batch}")
@@ -72,12 +72,14 @@ def korthikanti(spec: ModelSpec, *, seq: int, batch: int = 1) -> int:
 
 
 def _check(block: Block) -> tuple[Attention, FeedForward]:
-    """The two components of a block that the decoder builds."""
+    """The two components of a block, which are predicted."""
     attention, feed_forward = block.attention, block.feed_forward
     if not isinstance(attention, Attention) or attention.sinks or attention.softcap is not None:
         raise UnpredictedError("only multi-head and grouped-query attention is predicted, without sinks or a cap")
-    if not isinstance(feed_forward, FeedForward) or feed_forward.clamp is not None or feed_forward.gain != 1:
-        raise UnpredictedError("only a plain or gated feed-forward is predicted, without a clamp or a gain")
+    if not isinstance(feed_forward, FeedForward):
+        raise UnpredictedError("experts are not predicted, only a plain or gated feed-forward")
+    if feed_forward.clamp is not None or feed_forward.gain != 1 or feed_forward.up_offset:
+        raise UnpredictedError("a feed-forward with a clamp, a gain or an offset is not predicted")
     return attention, feed_forward
 
 

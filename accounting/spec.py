@@ -21,7 +21,7 @@ and extra tensors belong to ``accounting.naming`` and ``accounting.huggingface``
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 MAX_WIDTH = 2**24
 MAX_COUNT = 2**16
@@ -29,6 +29,11 @@ MAX_LAYERS = 10_000
 MAX_POSITIONS = 2**31 - 1
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+NormKind = Literal["layer", "rms"]
+ScalingKind = Literal["linear", "llama3", "yarn"]
+Span = Literal["head", "full"]
+Score = Literal["softmax", "sigmoid"]
+Order = Literal["score_first", "top_k_first"]
 
 
 class SpecError(ValueError):
@@ -50,6 +55,16 @@ def _size(field: str, value: object, largest: int) -> None:
         raise SpecError(field, f"expected an integer from 1 to {largest:,}, got {value:,}")
 
 
+def _choice(field: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise SpecError(field, f"expected one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def _positive(field: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise SpecError(field, f"expected a positive number, got {value}")
+
+
 def _product(field: str, *factors: int) -> None:
     """A width that is a product (heads times head_dim) stays within the bound of a width."""
     total = 1
@@ -65,12 +80,13 @@ class Norm:
     ``unit_offset``: the gain that multiplies is 1 + weight (Gemma).
     """
 
-    kind: Literal["layer", "rms"] = "rms"
+    kind: NormKind = "rms"
     eps: float = 1e-6
     bias: bool = False
     unit_offset: bool = False
 
     def __post_init__(self) -> None:
+        _choice("norm.kind", self.kind, NormKind)
         if self.bias and self.kind == "rms":
             raise SpecError("norm.bias", "RMSNorm has no offset")
 
@@ -81,9 +97,11 @@ class RotaryScaling:
 
     ``linear`` divides them by ``factor``; ``llama3`` does so only for long wavelengths
     (Llama 3.1); ``yarn`` ramps between the two and rescales attention (arXiv 2309.00071).
+    ``mscale_all_dim`` is DeepSeek's: latent attention multiplies its scores by the square of
+    0.1 ``mscale_all_dim`` ln(factor) + 1.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: ScalingKind
     factor: float
     original_context: int
     low_frequency_factor: float = 1.0
@@ -96,9 +114,11 @@ class RotaryScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise SpecError("rotary.scaling.factor", f"expected a positive number, got {self.factor}")
+        _choice("rotary.scaling.kind", self.kind, ScalingKind)
+        _positive("rotary.scaling.factor", self.factor)
         _size("rotary.scaling.original_context", self.original_context, MAX_POSITIONS)
+        if not self.low_frequency_factor < self.high_frequency_factor:
+            raise SpecError("rotary.scaling.low_frequency_factor", "expected less than high_frequency_factor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +157,7 @@ class Attention:
     bias: bool = False
     output_bias: bool = False
     qk_norm: Norm | None = None
-    qk_norm_span: Literal["head", "full"] = "head"
+    qk_norm_span: Span = "head"
     window: int | None = None
     sinks: bool = False
     rotary: Rotary | None = None
@@ -153,6 +173,8 @@ class Attention:
             raise SpecError("kv_heads", f"expected a divisor of the {self.heads} query heads, got {self.kv_heads}")
         if self.window is not None:
             _size("window", self.window, MAX_POSITIONS)
+        _choice("qk_norm_span", self.qk_norm_span, Span)
+        _positive("softcap", self.softcap)
         if self.rotary is not None and self.rotary.dim > self.head_dim:
             raise SpecError("rotary.dim", f"expected at most head_dim {self.head_dim}, got {self.rotary.dim}")
 
@@ -213,8 +235,9 @@ class LatentAttention:
 class FeedForward:
     """Two matrices (up, down), or three when ``gated``: SwiGLU with silu, GeGLU with gelu.
 
-    ``clamp`` bounds the gate from above and the up projection on both sides before they
-    meet, and ``gain`` multiplies the sigmoid's argument (gpt-oss).
+    gpt-oss has a gated one with silu and three dials: ``clamp`` bounds the gate from above
+    and the up projection on both sides before they meet, ``gain`` multiplies the argument of
+    the silu's sigmoid, and ``up_offset`` is added to the up projection.
     """
 
     width: int
@@ -223,9 +246,16 @@ class FeedForward:
     bias: bool = False
     clamp: float | None = None
     gain: float = 1.0
+    up_offset: float = 0.0
 
     def __post_init__(self) -> None:
         _size("feed_forward.width", self.width, MAX_WIDTH)
+        _choice("feed_forward.activation", self.activation, Activation)
+        _positive("feed_forward.clamp", self.clamp)
+        if not self.gated and (self.clamp is not None or self.gain != 1 or self.up_offset):
+            raise SpecError("feed_forward.gated", "a clamp, a gain and an offset need a gate")
+        if self.activation != "silu" and self.gain != 1:
+            raise SpecError("feed_forward.gain", f"expected 1 with {self.activation}, only a silu has a gain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +269,8 @@ class Router:
     evenly and only ``top_groups`` groups compete.
     """
 
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    order: Literal["score_first", "top_k_first"] = "score_first"
+    score: Score = "softmax"
+    order: Order = "score_first"
     normalize: bool = True
     scale: float = 1.0
     bias: bool = False
@@ -249,6 +279,8 @@ class Router:
     top_groups: int = 1
 
     def __post_init__(self) -> None:
+        _choice("router.score", self.score, Score)
+        _choice("router.order", self.order, Order)
         _size("router.groups", self.groups, MAX_COUNT)
         _size("router.top_groups", self.top_groups, MAX_COUNT)
         if self.top_groups > self.groups:
@@ -322,3 +354,4 @@ class ModelSpec:
         _size("width", self.width, MAX_WIDTH)
         _size("context", self.context, MAX_WIDTH if self.learned_positions else MAX_POSITIONS)
         _size("layers", len(self.blocks), MAX_LAYERS)
+        _positive("logit_softcap", self.logit_softcap)

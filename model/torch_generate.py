@@ -3,20 +3,24 @@
 import torch
 from torch import Tensor
 
-from model.torch_decoder import Decoder, Kept
+from model.torch_attention import Kept
+from model.torch_decoder import Decoder
 
 
 @torch.no_grad()
-def generate(decoder: Decoder, prompt_BT: Tensor, new: int, *, cached: bool = True) -> tuple[Tensor, list[Kept]]:
+def generate(
+    decoder: Decoder, prompt_BT: Tensor, new: int, *, cached: bool = True, expanded: bool = False
+) -> tuple[Tensor, list[Kept]]:
     """The prompt and ``new`` tokens after it, each the likeliest: (B, T + new); and what is kept then.
 
     What is kept is of all tokens but the last, which no layer has met; without a cache nothing is.
+    ``expanded``: of latent attention every head's key and value are kept, not what these are made from.
     ValueError for no new token, and for more tokens than the context.
     """
     prompt, context = prompt_BT.shape[1], decoder.spec.context
     if not 1 <= new <= context - prompt + 1:
         raise ValueError(f"expected 1 to {context - prompt + 1} new tokens after {prompt}, got {new}")
-    kept = decoder.keep() if cached else []
+    kept = decoder.keep(expanded=expanded) if cached else []
     tokens_BT = more_BT = prompt_BT
     for _ in range(new):
         logits_BTV = decoder(more_BT, kept) if cached else decoder(tokens_BT)

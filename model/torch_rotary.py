@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from accounting.spec import Rotary
+from accounting.spec import Rotary, RotaryScaling
 
 RotaryTables = dict[Rotary, tuple[Tensor, Tensor]]
 
@@ -44,17 +44,27 @@ def rotary_frequencies(spec: Rotary, device: torch.device, dtype: torch.dtype) -
     return frequency_R * (kept_R + (1 - kept_R) / scaling.factor)
 
 
+def _grown(scaling: RotaryScaling, coefficient: float) -> float:
+    """0.1 c ln(factor) + 1 (arXiv 2309.00071, equation 15, where c is 1)."""
+    return 0.1 * coefficient * math.log(max(scaling.factor, 1.0)) + 1
+
+
 def rotary_magnitude(spec: Rotary) -> float:
-    """What YaRN multiplies rotated vectors by: 0.1 ln(factor) + 1 (arXiv 2309.00071, equation 15); else 1."""
+    """What YaRN multiplies rotated vectors by; else 1."""
     scaling = spec.scaling
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
-    log_factor = math.log(max(scaling.factor, 1.0))
     if scaling.mscale and scaling.mscale_all_dim:  # DeepSeek's pair of coefficients
-        return (0.1 * scaling.mscale * log_factor + 1) / (0.1 * scaling.mscale_all_dim * log_factor + 1)
-    return 0.1 * log_factor + 1
+        return _grown(scaling, scaling.mscale) / _grown(scaling, scaling.mscale_all_dim)
+    return _grown(scaling, 1.0)
+
+
+def score_magnitude(spec: Rotary) -> float:
+    """What DeepSeek multiplies scores by where ``mscale_all_dim`` is given: once for queries, once for keys."""
+    scaling = spec.scaling
+    return _grown(scaling, scaling.mscale_all_dim) ** 2 if scaling and scaling.mscale_all_dim else 1.0
 
 
 def _pair_axis(spec: Rotary) -> int:

@@ -22,7 +22,7 @@ from accounting.naming import Published
 from accounting.spec import ModelSpec
 
 if TYPE_CHECKING:  # who runs one framework need not have the other
-    from torch import nn
+    from torch import Tensor, nn
 
 Tensors = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
@@ -186,35 +186,41 @@ def from_tree(tree: Mapping[str, Any]) -> Tensors:
     return tensors
 
 
-def _dtype(parameter: "nn.Parameter") -> str:
-    return str(parameter.dtype).removeprefix("torch.")
+def _held(decoder: "nn.Module") -> dict[str, "Tensor"]:
+    """Parameters, and the buffers that are numbers: masks are not."""
+    buffers = {name: buffer for name, buffer in decoder.named_buffers() if buffer.is_floating_point()}
+    return {**dict(decoder.named_parameters()), **buffers}
+
+
+def _dtype(tensor: "Tensor") -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def from_module(decoder: "nn.Module") -> Tensors:
-    """Copies of the parameters of a ``torch_decoder.Decoder``."""
+    """Copies of the parameters and routers' biases of a ``torch_decoder.Decoder``."""
     tensors: Tensors = {}
-    for name, parameter in decoder.named_parameters():
-        host, dtype = parameter.detach().cpu(), _dtype(parameter)
+    for name, tensor in _held(decoder).items():
+        host, dtype = tensor.detach().cpu(), _dtype(tensor)
         # NumPy takes no bfloat16 from PyTorch, and float32 holds each of its values.
         tensors[name] = (host.float() if dtype == "bfloat16" else host).numpy().astype(dtype)
     return tensors
 
 
 def fill(decoder: "nn.Module", tensors: Tensors) -> None:
-    """Copy tensors into the parameters of a ``torch_decoder.Decoder``, which must have their dtype.
+    """Copy tensors into the parameters and routers' biases of a ``torch_decoder.Decoder``, which must have their dtype.
 
-    Raises InputError, and copies nothing, where a name, a shape or a dtype is not that of the parameter.
+    Raises InputError, and copies nothing, where a name, a shape or a dtype is not the decoder's.
     """
-    parameters = dict(decoder.named_parameters())
-    _check_arrays(tensors, {name: tuple(parameter.shape) for name, parameter in parameters.items()})
-    for name, parameter in parameters.items():
-        if (held := tensors[name].dtype.name) != _dtype(parameter):
-            raise InputError("tensors", f"{name}: expected {_dtype(parameter)} as the decoder has it, got {held}")
+    held = _held(decoder)
+    _check_arrays(tensors, {name: tuple(tensor.shape) for name, tensor in held.items()})
+    for name, tensor in held.items():
+        if (given := tensors[name].dtype.name) != _dtype(tensor):
+            raise InputError("tensors", f"{name}: expected {_dtype(tensor)} as the decoder has it, got {given}")
     # PyTorch takes no bfloat16 from NumPy, no other byte order, and no memory that runs backwards.
     wide = {
         name: np.float32 if array.dtype == bfloat16 else array.dtype.newbyteorder("=")
         for name, array in tensors.items()
     }
     values = {name: np.ascontiguousarray(array, wide[name]) for name, array in tensors.items()}
-    for name, parameter in parameters.items():
-        parameter.data.copy_(parameter.new_tensor(values[name]))
+    for name, tensor in held.items():
+        tensor.data.copy_(tensor.new_tensor(values[name]))

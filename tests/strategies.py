@@ -23,6 +23,10 @@ SCALINGS = st.sampled_from(
         },
     ]
 )
+#: The pair of coefficients of DeepSeek: equal, apart, and one alone.
+MAGNITUDES = st.sampled_from(
+    [{"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {"mscale_all_dim": 0.5}, {}]
+)
 ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"])
 
 
@@ -160,6 +164,8 @@ def qwen3_moe(draw: st.DrawFn) -> Config:
         draw,
         config,
         attention_bias=st.booleans(),
+        sliding_window=st.integers(1, 32),
+        use_sliding_window=st.booleans(),
         norm_topk_prob=st.booleans(),
         decoder_sparse_step=st.integers(1, 3),
         mlp_only_layers=st.lists(st.integers(0, 3), max_size=2),
@@ -232,7 +238,19 @@ def deepseek_v3(draw: st.DrawFn, model_type: str) -> Config:
         "n_group": groups,
         "topk_group": top_groups,
     }
-    optional(draw, config, tie_word_embeddings=st.booleans(), attention_bias=st.booleans())
+    optional(
+        draw,
+        config,
+        tie_word_embeddings=st.booleans(),
+        attention_bias=st.booleans(),
+        rms_norm_eps=st.floats(1e-8, 1e-3),
+        rope_theta=st.floats(2.0, 1e6),
+        rope_interleave=st.booleans(),
+        rope_scaling=st.builds(dict.__or__, SCALINGS, MAGNITUDES),
+        hidden_act=ACTIVATIONS,
+        norm_topk_prob=st.booleans(),
+        routed_scaling_factor=st.floats(0.5, 3.0),
+    )
     return config
 
 
@@ -264,6 +282,7 @@ CONFIGS: dict[str, Callable[[], st.SearchStrategy[Config]]] = {
 }
 DENSE = ("gemma3_text", "gpt2", "llama", "mistral", "olmo2", "olmo3", "qwen2", "qwen3")
 SPARSE = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
+FAMILIES = DENSE + SPARSE
 
 
 def configs(*families: str) -> st.SearchStrategy[Config]:

@@ -98,8 +98,8 @@ def test_the_published_closed_form():
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"])
-def test_what_the_decoder_does_not_build_is_not_predicted(name, recompute):
-    """Latent attention, sinks and experts: nobody could look."""
+def test_a_component_without_a_rule_is_not_predicted(name, recompute):
+    """Latent attention, sinks and experts are refused in one line."""
     with pytest.raises(UnpredictedError, match=r"^[^\n]+$"):
         activations.total(load(name).spec, seq=4, recompute=recompute)
 

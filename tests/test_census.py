@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -68,25 +69,29 @@ def test_random_models_are_counted_to_the_last_tensor(family, data):
     assert_census_is_the_modules(data.draw(strategies.configs(family)))
 
 
-@pytest.mark.parametrize("family", strategies.DENSE)
+def assert_census_is_the_decoders(spec):
+    """Parameters and buffers of the PyTorch decoder have the names and the shapes of the census, one by one."""
+    __tracebackhide__ = True
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    bill = census.take(spec)
+    for ours, theirs in ((bill.weights, decoder.named_parameters()), (bill.buffers, decoder.named_buffers())):
+        expected = {tensor.name: tensor.shape for weight in ours for tensor in weight.expand()}
+        assert expected == {name: tuple(tensor.shape) for name, tensor in theirs}
+
+
+@pytest.mark.parametrize("family", strategies.FAMILIES)
 @given(data=st.data())
 def test_the_torch_decoder_has_the_tensors_of_the_census(family, data):
-    """The decoder's parameters have the names and the shapes of the census, one by one."""
-    spec = data.draw(strategies.specs(family))
-    with torch.device("meta"):
-        decoder = Decoder(spec)
-    expected = {weight.name: weight.shape for weight in census.take(spec).weights}
-    assert expected == {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
+    """Whatever the architecture, experts one by one."""
+    assert_census_is_the_decoders(data.draw(strategies.specs(family)))
 
 
-@pytest.mark.parametrize("name", [n for n in published.names() if load(n).model_type in strategies.DENSE])
+@pytest.mark.parametrize("name", published.names())
 def test_the_torch_decoder_has_the_published_size(name):
-    """The decoder of a published dense spec has the census's tensors at full size."""
+    """At full width, each layer that differs from the others once."""
     spec = load(name).spec
-    with torch.device("meta"):
-        decoder = Decoder(spec)
-    expected = {weight.name: weight.shape for weight in census.take(spec).weights}
-    assert expected == {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
+    assert_census_is_the_decoders(replace(spec, blocks=tuple(dict.fromkeys(spec.blocks))))
 
 
 @given(spec=strategies.specs())

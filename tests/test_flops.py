@@ -81,20 +81,33 @@ def test_modules_of_hugging_face_execute_what_is_predicted(family, data, batch, 
     assert (forward.total, training.total) == step(config, batch, seq)
 
 
+@pytest.mark.parametrize("attention", ["eager", "fused"])
+@pytest.mark.parametrize("family", strategies.FAMILIES)
 @FEWER
-@given(spec=strategies.specs(*strategies.DENSE), data=st.data(), seq=LENGTHS)
+@given(data=st.data(), seq=LENGTHS)
+def test_the_decoder_executes_what_is_predicted(attention, family, data, seq):
+    """Forward and step of every family, each expert with the tokens that chose it, or none."""
+    spec = data.draw(strategies.specs(family))
+    seq = min(seq, spec.context)
+    decoder, tokens = Decoder(spec, attention=attention), torch.randint(spec.vocab, (2, seq))
+    predicted = [count(spec, seq=seq, batch=2, pairs=pairs.full).total for count in (flops.forward, flops.training)]
+    executed = [torch_counter.count(run) for run in (lambda: decoder(tokens), lambda: decoder(tokens).sum().backward())]
+    assert predicted == executed
+
+
+@FEWER
+@given(spec=strategies.specs(*strategies.FAMILIES), data=st.data(), seq=LENGTHS)
 def test_frozen_weights_save_what_the_decoder_saves(spec, data, seq):
     """Whatever trains, each missing gradient is one product less, in the prediction as in the module."""
     seq = min(seq, spec.context)
-    with torch.device("meta"):
-        decoder = Decoder(spec, attention="eager")
-        tokens = torch.zeros((2, seq), dtype=torch.long)
-    names = sorted({weight.name for weight in census.take(spec).weights})
-    trained = data.draw(st.sets(st.sampled_from(names), min_size=1))
+    decoder, tokens = Decoder(spec, attention="eager"), torch.randint(spec.vocab, (2, seq))
+    weights = census.take(spec).weights
+    chosen = data.draw(st.sets(st.sampled_from(sorted({weight.name for weight in weights})), min_size=1))
+    trained = {tensor.name for weight in weights if weight.name in chosen for tensor in weight.expand()}
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(name in trained)
     whole = torch_counter.count(lambda: decoder(tokens).sum().backward())
-    predicted = flops.training(spec, seq=seq, batch=2, pairs=pairs.full, trains=lambda weight: weight.name in trained)
+    predicted = flops.training(spec, seq=seq, batch=2, pairs=pairs.full, trains=lambda weight: weight.name in chosen)
     assert predicted.total == whole
 
 

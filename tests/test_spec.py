@@ -4,7 +4,17 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from accounting.spec import Attention, Experts, FeedForward, LatentAttention, Norm, Rotary, Router, SpecError
+from accounting.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Norm,
+    Rotary,
+    RotaryScaling,
+    Router,
+    SpecError,
+)
 from model.recipes import tutor
 
 ATTENTION = {"heads": 4, "kv_heads": 2, "head_dim": 8}
@@ -14,6 +24,14 @@ EXPERT = FeedForward(width=8, activation="silu", gated=True)
 
 IMPOSSIBLE = [
     (lambda: Norm(kind="rms", bias=True), "norm.bias"),
+    (lambda: Norm(kind="batch"), "norm.kind"),
+    (lambda: RotaryScaling(kind="dynamic", factor=2.0, original_context=8), "rotary.scaling.kind"),
+    (lambda: RotaryScaling(kind="linear", factor=0.0, original_context=8), "rotary.scaling.factor"),
+    (lambda: RotaryScaling(kind="yarn", factor=2.0, original_context=0), "rotary.scaling.original_context"),
+    (
+        lambda: RotaryScaling(kind="llama3", factor=2.0, original_context=8, low_frequency_factor=4.0),
+        "rotary.scaling.low_frequency_factor",
+    ),
     (lambda: Rotary(base=1e4, dim=3), "rotary.dim"),
     (lambda: Rotary(base=1.0, dim=4), "rotary.base"),
     (lambda: Rotary(base=float("nan"), dim=4), "rotary.base"),
@@ -22,16 +40,28 @@ IMPOSSIBLE = [
     (lambda: Attention(**{**ATTENTION, "head_dim": 8.0}), "head_dim"),
     (lambda: Attention(**{**ATTENTION, "kv_heads": 3}), "kv_heads"),
     (lambda: Attention(**ATTENTION, window=0), "window"),
+    (lambda: Attention(**ATTENTION, qk_norm_span="layer"), "qk_norm_span"),
+    (lambda: Attention(**ATTENTION, softcap=0.0), "softcap"),
     (lambda: Attention(**ATTENTION, rotary=Rotary(base=1e4, dim=10)), "rotary.dim"),
     (lambda: Attention(heads=2**16, kv_heads=1, head_dim=2**9), "heads * head_dim"),
     (lambda: LatentAttention(**LATENT, rotary=Rotary(base=1e4, dim=4)), "rotary.dim"),
     (lambda: LatentAttention(**{**LATENT, "kv_rank": -1}, rotary=Rotary(base=1e4, dim=2)), "kv_rank"),
     (lambda: FeedForward(width=0, activation="silu", gated=True), "feed_forward.width"),
+    (lambda: FeedForward(width=8, activation="mish", gated=True), "feed_forward.activation"),
+    (lambda: replace(EXPERT, clamp=-1.0), "feed_forward.clamp"),
+    (lambda: replace(EXPERT, gated=False, clamp=1.0), "feed_forward.gated"),
+    (lambda: replace(EXPERT, gated=False, gain=1.702), "feed_forward.gated"),
+    (lambda: replace(EXPERT, gated=False, up_offset=1.0), "feed_forward.gated"),
+    (lambda: replace(EXPERT, activation="gelu", gain=1.702), "feed_forward.gain"),
     (lambda: Experts(experts=4, active=5, expert=EXPERT), "active"),
     (lambda: Experts(experts=4, active=0, expert=EXPERT), "active"),
     (lambda: Experts(experts=4, active=1, expert=EXPERT, router=Router(groups=3)), "router.groups"),
     (lambda: Experts(experts=4, active=3, expert=EXPERT, router=Router(groups=2)), "active"),
     (lambda: Router(groups=2, top_groups=3), "router.top_groups"),
+    (lambda: Router(groups=0), "router.groups"),
+    (lambda: Router(score="tanh"), "router.score"),
+    (lambda: Router(order="top_p_first"), "router.order"),
+    (lambda: replace(tutor(), logit_softcap=0.0), "logit_softcap"),
     (lambda: replace(tutor(), vocab=0), "vocab"),
     (lambda: replace(tutor(), blocks=()), "layers"),
     (lambda: replace(tutor(), context=2**31), "context"),

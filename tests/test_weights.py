@@ -167,6 +167,17 @@ def test_values_are_written_however_they_lie_in_memory(laid_out, tmp_path):
     assert_same(expected, weights.load(path, SMALL))
 
 
+@pytest.mark.parametrize("family", strategies.FAMILIES)
+@FEW
+@given(data=st.data())
+def test_a_decoder_gives_what_it_took(family, data):
+    """Every tensor of every family, the bias of a router's choice among them; masks are none."""
+    spec = data.draw(strategies.specs(family))
+    decoder, expected = Decoder(spec, attention="eager"), drawn(spec)
+    weights.fill(decoder, expected)
+    assert_same(expected, weights.from_module(decoder))
+
+
 @pytest.mark.parametrize(
     "laid_out", [lambda x: x[::-1].copy()[::-1], lambda x: x.astype(">f4")], ids=["backwards", "big-endian"]
 )

@@ -2,7 +2,9 @@
 
 from accounting import census
 from accounting.families.base import ACTIVATIONS, ActivationName, Count, Extra, Natural, Positive, RotaryConfig, Width
-from accounting.spec import Block, Experts, FeedForward, LatentAttention, ModelSpec, Router, SpecError
+from accounting.spec import Block, Experts, FeedForward, LatentAttention, ModelSpec, Norm, Router, SpecError
+
+LATENT_NORM = Norm(eps=1e-6)  # whatever rms_norm_eps says: the published code gives these norms none
 
 
 class DeepseekV3(RotaryConfig, kw_only=True):
@@ -82,7 +84,7 @@ class DeepseekV3(RotaryConfig, kw_only=True):
                 value_head_dim=self.v_head_dim,
                 rotary=self.rotary(self.qk_rope_head_dim, interleaved=self.rope_interleave),
                 bias=self.attention_bias,
-                norm=self.norm,
+                norm=LATENT_NORM,
             ),
             feed_forward=feed_forward,
             attention_norm=self.norm,

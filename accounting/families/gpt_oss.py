@@ -56,7 +56,7 @@ class GptOss(WindowedConfig, kw_only=True):
         return Experts(
             experts=self.num_local_experts,
             active=self.num_experts_per_tok,
-            expert=replace(expert, bias=True, clamp=self.swiglu_limit, gain=self.swiglu_alpha),
+            expert=replace(expert, bias=True, clamp=self.swiglu_limit, gain=self.swiglu_alpha, up_offset=1.0),
             router=Router(order="top_k_first", bias=True),
         )
 

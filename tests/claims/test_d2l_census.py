@@ -19,7 +19,8 @@ from accounting.census import Part
 from accounting.ledger import case
 from model.jax_decoder import init
 from model.recipes import RECIPES, STUDY_SIZES, d2l_gpt
-from model.torch_decoder import Decoder, FeedForwardLayer
+from model.torch_decoder import Decoder
+from model.torch_layers import FeedForwardLayer
 from tests import strategies
 
 DEFAULT, GPT2 = RECIPES["d2l-default"], RECIPES["d2l-gpt2"]

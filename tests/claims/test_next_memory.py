@@ -19,7 +19,8 @@ from accounting.huggingface import load, published_config, read
 from accounting.ledger import case
 from model import weights
 from model.recipes import tutor
-from model.torch_decoder import Decoder, causal_mask, eager_attention
+from model.torch_attention import causal_mask, eager_attention
+from model.torch_decoder import Decoder
 from model.torch_generate import generate
 from tests import strategies
 from tests.toys import FEW, FIELDS, GPT2, TOY, everywhere

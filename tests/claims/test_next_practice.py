@@ -494,7 +494,7 @@ def test_quiz_9(claim):
         kept = saved(module, ids)
         scores = sum(size for shape, size in kept.storages if shape == (1, 2, tokens, tokens))
         _, cached = torch_generate.generate(module, ids, 1)
-        sizes.append((scores, nbytes(tensor for layer in cached for tensor in (layer.keys, layer.values)), kept.bytes))
+        sizes.append((scores, nbytes(tensor for layer in cached for tensor in layer.parts), kept.bytes))
         assert sizes[-1] == (
             3 * activations.score_bytes(spec, seq=tokens),
             cache.total(spec, tokens, dtype="float32"),
