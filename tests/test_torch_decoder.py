@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accounting import routing
 from accounting.spec import (
     Attention,
     Block,
@@ -24,7 +25,7 @@ from accounting.spec import (
 )
 from model.recipes import RECIPES, tutor
 from model.torch_decoder import Decoder
-from model.torch_experts import ExpertsLayer, watch
+from model.torch_experts import ExpertsLayer, RouterLayer, watch
 from model.torch_layers import FeedForwardLayer
 
 VOCAB, CONTEXT = 13, 16
@@ -469,19 +470,32 @@ def test_as_many_experts_as_there_are_are_one_wide_feed_forward() -> None:
     assert_close(wide(x), layer(x), 1e-12)
 
 
+@given(spec=mixtures(), seed=seeds)
+@settings(deadline=None)
+@torch.no_grad()
+def test_routers_are_the_references(spec: Experts, seed: int) -> None:
+    """Each token has the reference router's weight for each expert, in which order they were chosen aside."""
+    router = RouterLayer(spec.router, 16, spec.experts, spec.active).double()
+    randomise(router, seed)
+    generator = torch.Generator().manual_seed(seed)
+    logits, indices, weights = router(torch.randn(24, 16, dtype=torch.float64, generator=generator))
+    bias = None if router.selection_bias is None else router.selection_bias.numpy()
+    expected = routing.route(spec.router, logits.numpy(), spec.active, bias)
+    theirs = torch.zeros_like(logits).scatter(1, torch.from_numpy(expected.indices), torch.from_numpy(expected.weights))
+    assert_close(theirs, torch.zeros_like(logits).scatter(1, indices, weights), 1e-12)
+
+
 def test_routers_are_watched() -> None:
     """Layer by layer, with gradients, while the watch lasts and no longer."""
     decoder = built(plain(SPARSE, plain_block(), SPARSE))
     with watch(decoder) as routings:
         decoder(some_tokens())
     decoder(some_tokens())
-    assert [(24, 4), (24, 4)] == [tuple(routing.logits.shape) for routing in routings]
-    assert [(24, 1), (24, 1)] == [tuple(routing.indices.shape) for routing in routings]
-    routings[1].logits.sum().backward()
-    assert [block.feed_forward.router.weight.grad is not None for block in (decoder.blocks[0], decoder.blocks[2])] == [
-        True,
-        True,
-    ]
+    assert [(24, 4), (24, 4)] == [tuple(watched.logits.shape) for watched in routings]
+    assert [(24, 1), (24, 1)] == [tuple(watched.indices.shape) for watched in routings]
+    first, second = decoder.blocks[0].feed_forward.router, decoder.blocks[2].feed_forward.router
+    routings[0].logits.sum().backward()
+    assert first.weight.grad is not None and second.weight.grad is None
 
 
 def test_an_unknown_attention_is_refused() -> None:

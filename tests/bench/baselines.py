@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from cpuinfo import get_cpu_info
 
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+THREADS = 2
 ROOT = Path(__file__).parents[2] / "fixtures" / "baselines"
 
 

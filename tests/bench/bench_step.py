@@ -17,12 +17,10 @@ from accounting.huggingface import load, published_config, read
 from accounting.spec import ModelSpec
 from model.recipes import RECIPES
 from model.torch_decoder import Decoder
-from tests.bench.baselines import device_name, fell
+from tests.bench.baselines import DEVICE, DTYPE, THREADS, device_name, fell
 
-DEVICE, DTYPE = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
 ROUNDS = 5
 SIDE = 2048
-THREADS = 2
 
 
 class Shape(NamedTuple):
@@ -70,15 +68,6 @@ def training_step(module, logits, shape):
 def causal_flops(spec, shape):
     """Model FLOPs of a step, attention counted on the pairs that a causal mask leaves."""
     return flops.training(spec, seq=shape.seq, batch=shape.batch, pairs=pairs.causal).total
-
-
-@pytest.fixture
-def two_threads():
-    """A CPU's work on two threads, whatever the machine has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")

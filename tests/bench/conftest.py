@@ -1,6 +1,9 @@
 """Results are stored by device, without the name of the machine; they are written only when asked for."""
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from tests.bench import baselines
 
@@ -14,6 +17,15 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, object]) -> Non
     """A host's name is nobody's business; the device's is the point."""
     del machine_info["node"], machine_info["release"]
     machine_info["device"] = baselines.device_name()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """A CPU's work on two threads, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(baselines.THREADS)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
