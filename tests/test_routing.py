@@ -424,9 +424,15 @@ def test_probabilities_are_no_logits(use, rows, dtype):
     run.get(use, z_loss)(np.log(probabilities))
 
 
+def test_a_single_expert():
+    """A logit of 1 for the only expert is no distribution to refuse: whatever it is, the expert has weight 1."""
+    assert route(SCORE_FIRST, [[1.0]], 1).weights == 1
+    assert balance_loss([[1.0]], 1) == 1
+
+
 def test_probabilities_of_one_layer_are_refused():
     """Among logits of others too, unless the mask leaves them out."""
-    rows = np.stack([np.zeros((2, 4)), np.full((2, 4), 0.25)])
+    rows = np.stack([np.full((2, 4), -1.0), np.full((2, 4), 0.25)])
     with pytest.raises(ValueError, match="got probabilities"):
         balance_loss(rows, 2)
     assert balance_loss([[0.5, 0.5], [-1.0, 1.0]], 1, mask=[0, 1]) == balance_loss([[-1.0, 1.0]], 1)
