@@ -259,7 +259,14 @@ def gpt_oss(draw: st.DrawFn) -> Config:
     config = grouped(draw, "gpt_oss")
     experts(draw, config, "num_local_experts")
     windows(draw, config)
-    optional(draw, config, attention_bias=st.booleans())
+    # A limit that small configs reach.
+    optional(
+        draw,
+        config,
+        attention_bias=st.booleans(),
+        swiglu_limit=st.floats(0.1, 1.0),
+        swiglu_alpha=st.floats(0.5, 3.0),
+    )
     config.pop("hidden_act", None)
     return config
 
