@@ -9,31 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting import cache
-from accounting.huggingface import read
 from model import jax_decoder, jax_generate, torch_generate
 from model.recipes import tutor
 from model.torch_decoder import Decoder
-from tests import strategies
+from tests import families, strategies
 
 FEW = settings(max_examples=settings().max_examples // 3)  # each one runs a decoder token by token
 BATCH = 2
 #: Of the largest logit, in float64: as many roundings deep with a cache as without.
 ROUNDING = 1e-12
-GROUPED = {
-    "model_type": "gemma3_text",
-    "vocab_size": 29,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 5,
+#: Full attention, grouped and windowed, and latent with experts.
+SPECS = {
+    "tutor": tutor(vocab=11, context=30),
+    **{family: families.SPECS[family] for family in ("gemma3_text", "deepseek_v3")},
 }
-#: Full, grouped and windowed attention.
-SPECS = {"tutor": tutor(vocab=11, context=30), "grouped and windowed": read(GROUPED).spec}
 
 
 def decoder_of(spec, kind):
@@ -88,26 +77,45 @@ def test_what_is_kept_gives_the_logits_of_the_whole(family, kind, expanded, data
     assert (torch.cat(parts, 1) - expected).abs().max() <= ROUNDING * expected.abs().max()
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_jax_generates_the_same_with_a_cache(name):
-    """The same tokens and, across the point where a window starts to roll, the same logits; to the byte."""
-    spec, prompt, new = SPECS[name], 4, 9
-    met = prompt + new - 1
+def tree_of(spec):
+    """Weights for JAX, in float64, every one drawn."""
     random = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: jax_decoder.init(spec, jax.random.key(0)))
+    return jax.tree.map(lambda leaf: jnp.asarray(random.normal(0, 0.5, leaf.shape)), shapes)
+
+
+@pytest.mark.parametrize(("name", "expanded"), [*((name, False) for name in SPECS), ("deepseek_v3", True)])
+def test_jax_generates_the_same_with_a_cache(name, expanded):
+    """The same tokens across the point where a window starts to roll, and to the byte."""
+    spec, prompt, new = SPECS[name], 4, 9
     with jax.enable_x64(True):
-        shapes = jax.eval_shape(lambda: jax_decoder.init(spec, jax.random.key(0)))
-        params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(0, 0.5, leaf.shape)), shapes)
-        start = jnp.asarray(random.integers(spec.vocab, size=(BATCH, prompt)))
-        tokens, kept = jax_generate.generate(spec, params, start, new)
+        params = tree_of(spec)
+        start = jnp.asarray(np.random.default_rng(0).integers(spec.vocab, size=(BATCH, prompt)))
+        tokens, kept = jax_generate.generate(spec, params, start, new, expanded=expanded)
         again, nothing = jax_generate.generate(spec, params, start, new, cached=False)
-        assert (tokens == again).all() and tokens.shape == (BATCH, prompt + new) and nothing == []
-        held = sum(array.nbytes for layer in kept for array in layer)
-        assert held == cache.total(spec, met, batch=BATCH, dtype="float64")
-        expected = jax_decoder.forward(spec, params, tokens[:, :met])
-        step, kept = jax.jit(jax_generate.extend, static_argnums=0), jax_generate.allocate(spec, BATCH, met, np.float64)
-        for position in range(met):
-            logits, kept = step(spec, params, kept, tokens[:, position : position + 1], position)
-            assert abs(logits - expected[:, position]).max() <= ROUNDING * abs(expected).max()
+    assert (tokens == again).all() and tokens.shape == (BATCH, prompt + new) and nothing == []
+    held = sum(array.nbytes for layer in kept for array in layer)
+    assert held == cache.total(spec, prompt + new - 1, batch=BATCH, dtype="float64", expanded=expanded)
+
+
+@pytest.mark.parametrize(
+    ("family", "expanded"), [*((family, False) for family in strategies.FAMILIES), ("deepseek_v3", True)]
+)
+def test_what_jax_keeps_gives_the_logits_of_the_whole(family, expanded):
+    """After a prompt, and token by token past the point where a window starts to roll."""
+    spec, prompt, met = families.SPECS[family], 3, 9
+    step = jax.jit(jax_generate.extend, static_argnums=0, static_argnames="expanded", compiler_options=families.QUICK)
+    whole = jax.jit(jax_decoder.forward, static_argnums=0, compiler_options=families.QUICK)
+    with jax.enable_x64(True):
+        params = tree_of(spec)
+        tokens = np.random.default_rng(0).integers(spec.vocab, size=(BATCH, met))
+        expected = whole(spec, params, tokens)
+        kept = jax_generate.allocate(spec, BATCH, met, np.float64, expanded=expanded)
+        start = 0
+        for end in range(prompt, met + 1):
+            logits, kept = step(spec, params, kept, tokens[:, start:end], start, expanded=expanded)
+            assert abs(logits - expected[:, end - 1]).max() <= ROUNDING * abs(expected).max()
+            start = end
 
 
 @pytest.mark.parametrize("new", [0, 8])

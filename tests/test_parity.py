@@ -1,9 +1,13 @@
 """The decoders against Hugging Face's modules and each other: one config, one set of weights, the same logits."""
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Gemma2Config, GlmConfig
@@ -16,9 +20,10 @@ from accounting.spec import Attention, Block, FeedForward, ModelSpec, Norm, Rota
 from model import jax_decoder, torch_experts, weights
 from model.torch_decoder import Decoder
 from model.torch_experts import ExpertsLayer
-from tests import strategies
+from tests import families, strategies
 
 FEWER = settings(max_examples=settings().max_examples // 5)  # each one runs several models
+FEW = settings(max_examples=settings().max_examples // 20)  # each one compiles a model
 TOKENS = 14
 #: Of the largest logit. Float64 rounds at 1.1e-16, and a logit here is hundreds of roundings deep, not thousands.
 ROUNDING = 1e-12
@@ -52,6 +57,20 @@ def filled(spec, kind, tensors):
 @torch.no_grad()
 def torch_logits(spec, kind, tensors, tokens):
     return filled(spec, kind, tensors)(tokens).numpy()
+
+
+forward = jax.jit(jax_decoder.forward, static_argnums=0, compiler_options=families.QUICK)
+
+
+def jax_logits(spec, tensors, tokens):
+    """In the dtype of the tensors."""
+    with jax.enable_x64(True):
+        return np.asarray(forward(spec, weights.to_tree(tensors), tokens.numpy()))
+
+
+def logits(spec, kind, tensors, tokens):
+    """Of our decoder: in JAX, or in PyTorch with one of its kinds of attention."""
+    return jax_logits(spec, tensors, tokens) if kind == "jax" else torch_logits(spec, kind, tensors, tokens)
 
 
 def assert_close(expected, actual, tolerance):
@@ -94,6 +113,16 @@ def is_safe(layer, routing):
     return groups > 4 * error and gap(torch_experts.only_top_groups(router, scores), active) > 2 * error
 
 
+@torch.no_grad()
+def are_safe(spec, tensors, tokens):
+    """Whether that is so of every router."""
+    decoder = filled(spec, "fused", tensors)
+    with torch_experts.watch(decoder) as routings:
+        decoder(tokens)
+    sparse = [module for module in decoder.modules() if isinstance(module, ExpertsLayer)]
+    return all(map(is_safe, sparse, routings))
+
+
 @pytest.mark.parametrize("family", strategies.FAMILIES)
 @FEWER
 @given(data=st.data())
@@ -102,54 +131,11 @@ def test_float32_logits_are_those_of_hugging_faces_module(family, data):
     config = data.draw(strategies.configs(family).filter(strategies.runnable))
     spec = read(config).spec
     tensors, tokens, expected = sampled(stock(config), spec, family)
-    decoder = filled(spec, "fused", tensors)
-    with torch.no_grad(), torch_experts.watch(decoder) as routings:
-        actual = decoder(tokens).numpy()
-    sparse = [module for module in decoder.modules() if isinstance(module, ExpertsLayer)]
-    assume(all(map(is_safe, sparse, routings)))
-    assert_close(expected, actual, SINGLE)
+    assume(are_safe(spec, tensors, tokens))
+    assert_close(expected, torch_logits(spec, "fused", tensors, tokens), SINGLE)
 
 
-GROUPED = {
-    "vocab_size": 29,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rope_theta": 100.0,
-    "pad_token_id": None,
-}
-WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-#: One shape a family, with what the family alone has: JAX compiles each anew.
-FIXED = {
-    "gemma3_text": GROUPED | WINDOWS | {"head_dim": 8, "query_pre_attn_scalar": 5, "final_logit_softcapping": 3.0},
-    "gpt2": {"vocab_size": 29, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20},
-    "llama": GROUPED | {"head_dim": 8, "rope_scaling": YARN, "attention_bias": True, "mlp_bias": True},
-    "mistral": GROUPED | {"head_dim": 8, "sliding_window": 5},
-    "olmo2": GROUPED | {"attention_bias": True},
-    "olmo3": {name: value for name, value in (GROUPED | WINDOWS).items() if name != "rope_theta"},
-    "qwen2": GROUPED | WINDOWS | {"use_sliding_window": True, "tie_word_embeddings": True},
-    "qwen3": GROUPED | {"head_dim": 8, "tie_word_embeddings": True},
-}
-
-
-@pytest.mark.parametrize("family", strategies.DENSE)
-def test_jax_agrees(family):
-    """JAX and Hugging Face's module have the same logits, to the rounding of float64."""
-    config = {"model_type": family, **FIXED[family]}
-    spec = read(config).spec
-    with modules.float64():
-        tensors, tokens, expected = sampled(stock(config), spec, family)
-    with jax.enable_x64(True):
-        jitted = jax.jit(jax_decoder.forward, static_argnums=0)
-        actual = np.asarray(jitted(spec, weights.to_tree(tensors), tokens.numpy()))
-    assert_close(expected, actual, ROUNDING)
-
-
-@pytest.mark.parametrize("kind", ["eager", "fused"])
+@pytest.mark.parametrize("kind", ["eager", "fused", "jax"])
 def test_interleaved_pairs_and_a_part_of_the_head(kind, monkeypatch):
     """GLM rotates neighbours, over half of a head, and packs gate and up in one matrix."""
     packed = {
@@ -182,10 +168,10 @@ def test_interleaved_pairs_and_a_part_of_the_head(kind, monkeypatch):
     spec = ModelSpec(vocab=29, width=32, context=64, blocks=(block,) * 2, final_norm=Norm(), tied=False)
     with modules.float64():
         tensors, tokens, expected = sampled(AutoModelForCausalLM.from_config(config), spec, "glm")
-    assert_close(expected, torch_logits(spec, kind, tensors, tokens), ROUNDING)
+    assert_close(expected, logits(spec, kind, tensors, tokens), ROUNDING)
 
 
-@pytest.mark.parametrize("kind", ["eager", "fused"])
+@pytest.mark.parametrize("kind", ["eager", "fused", "jax"])
 def test_bounded_scores(kind, monkeypatch):
     """Gemma 2 bounds the scores of its attention, in layers with a window and without."""
     monkeypatch.setitem(naming.TABLES, "gemma2", naming.GEMMA)
@@ -220,4 +206,62 @@ def test_bounded_scores(kind, monkeypatch):
     spec = ModelSpec(vocab=29, width=16, context=64, blocks=blocks, final_norm=norm, tied=True, embedding_scale=16**0.5)
     with modules.float64():
         tensors, tokens, expected = sampled(AutoModelForCausalLM.from_config(config), spec, "gemma2")
-    assert_close(expected, torch_logits(spec, kind, tensors, tokens), ROUNDING)
+    assert_close(expected, logits(spec, kind, tensors, tokens), ROUNDING)
+
+
+@pytest.mark.parametrize("family", strategies.FAMILIES)
+@FEW
+@given(data=st.data())
+def test_jax_logits_are_those_of_hugging_faces_module(family, data):
+    """Any config of any family is the same function there too."""
+    config = data.draw(strategies.configs(family).filter(strategies.runnable))
+    spec = read(config).spec
+    with modules.float64():
+        tensors, tokens, expected = sampled(stock(config), spec, family)
+    assert_close(expected, jax_logits(spec, tensors, tokens), ROUNDING)
+
+
+@pytest.mark.parametrize("family", strategies.FAMILIES)
+@FEW
+@given(data=st.data())
+def test_jax_float32_logits_are_those_of_hugging_faces_module(family, data):
+    """Its module as it is, where no router's choice hangs on rounding."""
+    config = data.draw(strategies.configs(family).filter(strategies.runnable))
+    spec = read(config).spec
+    tensors, tokens, expected = sampled(stock(config), spec, family)
+    assume(are_safe(spec, tensors, tokens))
+    assert_close(expected, jax_logits(spec, tensors, tokens), SINGLE)
+
+
+def targets(tokens):
+    return tokens.roll(-1, 1)
+
+
+def torch_gradients(spec, tensors, tokens):
+    decoder = filled(spec, "fused", tensors)
+    F.cross_entropy(decoder(tokens).flatten(0, 1), targets(tokens).flatten()).backward()
+    return {name: parameter.grad.numpy() for name, parameter in decoder.named_parameters()}
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=families.QUICK)
+@partial(jax.grad, argnums=1)
+def jax_gradients(spec, tree, tokens, targets):
+    scores = jax.nn.log_softmax(jax_decoder.forward(spec, tree, tokens))
+    return -jnp.take_along_axis(scores, targets[..., None], -1).mean()
+
+
+@pytest.mark.parametrize("family", strategies.FAMILIES)
+def test_gradients_agree(family):
+    """Of the mean cross-entropy, for every parameter, in PyTorch and JAX; a router's bias in the choice has none."""
+    spec = families.SPECS[family]
+    with modules.float64():
+        tensors, tokens, _ = sampled(stock(families.CONFIGS[family]), spec, family)
+    expected = torch_gradients(spec, tensors, tokens)
+    with jax.enable_x64(True):
+        tree = jax_gradients(spec, weights.to_tree(tensors), tokens.numpy(), targets(tokens).numpy())
+    actual = weights.from_tree(tree)
+    for name in actual.keys() - expected.keys():
+        assert name.endswith(".selection_bias") and not actual[name].any()
+    largest = max(np.abs(gradient).max() for gradient in expected.values())
+    for name, gradient in expected.items():
+        assert np.abs(gradient - actual[name]).max() <= ROUNDING * largest, name

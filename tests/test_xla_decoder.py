@@ -10,16 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 from accounting import flops, pairs, params
 from accounting.authorities import UncountedError, xla
-from model.jax_decoder import attend, feed, forward, init, linear, normalise, run_block
+from model.jax_attention import attend
+from model.jax_decoder import forward, init, run_block
+from model.jax_layers import feed, linear, normalise
 from model.recipes import d2l_gpt
+from tests import strategies
 
 #: One unit of the last place of d2l's printed ratios (11.7.1.3). They are of another XLA, for a GPU, which may price
 #: elementwise work otherwise: all of that is a hundredth of the dots.
 PRINTED = 0.01
+FEWER = settings(max_examples=settings().max_examples // 4)  # each one traces a decoder and its gradients
 
 
 def batch_of(batch, seq):
@@ -64,7 +70,7 @@ def scanned(spec, params, tokens_BT, unroll=1):
     x_BTD = params["embedding"]["weight"][tokens_BT]
 
     def body(x_BTD, layer):
-        return run_block(spec.blocks[0], layer, x_BTD), None
+        return run_block(spec.blocks[0], layer, x_BTD)
 
     x_BTD, _ = lax.scan(body, x_BTD, blocks, unroll=unroll)
     return linear(params["embedding"], normalise(spec.final_norm, params["norm"], x_BTD))
@@ -83,6 +89,17 @@ def test_dots_are_what_is_predicted(spec, run):
     shape = {"seq": SEQ, "batch": BATCH, "pairs": pairs.full}
     assert flops.forward(spec, **shape).total == dots
     assert flops.training(spec, **shape).total == xla.dot_flops(step, tree_of(spec), TOKENS, TOKENS) == 3 * dots
+
+
+@FEWER
+@given(spec=strategies.specs(), batch=st.integers(1, 3), data=st.data())
+def test_dots_of_every_family_are_what_is_predicted(spec, batch, data):
+    """Latent attention and experts included, of which a token meets those that it chose."""
+    tokens = batch_of(batch, data.draw(st.integers(1, spec.context)))
+    loss, step = programs(spec)
+    shape = {"seq": tokens.shape[1], "batch": batch, "pairs": pairs.full}
+    assert flops.forward(spec, **shape).total == xla.dot_flops(loss, tree_of(spec), tokens, tokens)
+    assert flops.training(spec, **shape).total == xla.dot_flops(step, tree_of(spec), tokens, tokens)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
