@@ -2,6 +2,9 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 
@@ -35,20 +38,27 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def read(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file, at most ``limit`` of them."""
+@contextmanager
+def regular(path: Path) -> Iterator[FileIO]:
+    """A regular file, opened for reading without a buffer."""
     try:
         # A pipe would block an ordinary open until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise InputError(path, "expected a regular file")
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(limit + 1)
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                yield file
         finally:
             os.close(descriptor)
     except OSError as error:
         raise InputError(path, (error.strerror or "cannot be read").lower()) from None
+
+
+def read(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file, at most ``limit`` of them."""
+    with regular(path) as file, BufferedReader(file) as reader:
+        data = reader.read(limit + 1)
     if len(data) > limit:
         raise InputError(path, f"larger than {limit:,} bytes")
     return data

@@ -21,7 +21,7 @@ import msgspec
 from accounting import files, published
 from accounting.families import FAMILIES, Config, Extra, Gemma3Multimodal
 from accounting.files import InputError
-from accounting.spec import ModelSpec, SpecError
+from accounting.spec import Block, ModelSpec, SpecError
 
 CONFIG_LIMIT = 4 * 2**20
 
@@ -69,6 +69,10 @@ class Reading:
     ``spec``: the decoder. ``extras``: what a file of this model may hold besides, each under
     its own name. ``not_counted``: what the config describes and no number covers. ``path``
     is None for a published config and for bytes or a dict.
+
+    Of the file's tensors alone speak ``dtype``, the word that the config has for it, the section
+    ``quantization``, the blocks of ``prediction``, and ``beside``: how the names of those begin
+    that belong to no decoder.
     """
 
     name: str
@@ -78,6 +82,10 @@ class Reading:
     extras: tuple[Extra, ...]
     not_counted: tuple[str, ...]
     path: str | None = None
+    dtype: str | None = None
+    quantization: Mapping[str, Any] | None = None
+    prediction: tuple[Block, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def published_config(name: str) -> dict[str, Any]:
@@ -133,9 +141,10 @@ def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str |
         model_type = _model_type(fields)
         if model_type == "gemma3":
             text, left_out = _text_model(fields)
+            beside = Gemma3Multimodal.beside if left_out else ()
             reader, spec = _decoder(text, FAMILIES["gemma3_text"], section="text_config.")
         else:
-            left_out = ()
+            left_out, beside, text = (), (), fields
             reader, spec = _decoder(fields, FAMILIES[model_type])
         return Reading(
             name=files.printable(name),
@@ -145,6 +154,10 @@ def read(config: bytes | Mapping[str, Any], *, name: str = "config", path: str |
             extras=tuple(reader.extras(spec)),
             not_counted=tuple(map(files.printable, (*reader.not_counted(), *left_out))),
             path=path,
+            dtype=_dtype(fields) or _dtype(text),
+            quantization=reader.quantized,
+            prediction=reader.prediction(),
+            beside=beside,
         )
     except SpecError as error:
         raise InputError(source, f"{error.field}: {error.problem}") from None
@@ -193,6 +206,12 @@ def _decode(data: bytes) -> dict[str, Any]:
     return fields
 
 
+def _dtype(fields: dict[str, Any]) -> str | None:
+    """The dtype that a config names, under either of its two names."""
+    named = fields.get("dtype") or fields.get("torch_dtype")
+    return named.removeprefix("torch.") if isinstance(named, str) else None
+
+
 def _model_type(fields: dict[str, Any]) -> str:
     """The family that a config names, one that has a reader."""
     known = sorted([*FAMILIES, "gemma3"])
@@ -219,6 +238,7 @@ def _text_model(fields: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
     text = {
         "architectures": outer.architectures,
         "quantization_config": outer.quantization_config,
+        "quantization": outer.mlx_quantization,
         "tie_word_embeddings": outer.tie_word_embeddings,
         **{name: value for name, value in inner.items() if value is not None},
     }

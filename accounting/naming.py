@@ -6,12 +6,12 @@ and which canonical tensors each is made of; ``canonical(model)`` the same of a 
 keeps the canonical names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from accounting.census import Census, Weight, of
-from accounting.spec import ModelSpec
+from accounting.spec import Block, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +189,14 @@ TABLES: dict[str, dict[str, Layout]] = {
 }
 
 
+def holder(source: str, model_type: str) -> str:
+    """The published name of the tensor that a family keeps a canonical one in; KeyError where its table has none."""
+    names = (name for name, layout in TABLES[model_type].items() if source in layout.sources)
+    if (name := next(names, None)) is None:
+        raise KeyError(source)
+    return name
+
+
 def canonical(model: ModelSpec | Census) -> Iterator[Published]:
     """The tensors of a decoder under their own names, each by itself, buffers included."""
     census = of(model)
@@ -220,6 +228,24 @@ def published(model: ModelSpec | Census, model_type: str) -> Iterator[Published]
                 layout=layout,
                 weights=tuple(group),
             )
+
+
+def prediction(model: ModelSpec, blocks: Sequence[Block]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes around each block that predicts a further token, behind the decoder's own layers.
+
+    The block itself has the names of ``published``. Source: DeepSeek-AI 2024, arXiv 2412.19437, section 2.2.
+    """
+    width, table = model.width, (model.vocab, model.width)
+    around = {
+        "enorm.weight": (width,),
+        "hnorm.weight": (width,),
+        "eh_proj.weight": (width, 2 * width),
+        "shared_head.norm.weight": (width,),
+        "shared_head.head.weight": table,
+        "embed_tokens.weight": table,
+    }
+    for layer in range(len(model.blocks), len(model.blocks) + len(blocks)):
+        yield from ((f"{LAYER.format(layer=layer)}.{name}", shape) for name, shape in around.items())
 
 
 def _shape(layout: Layout, weights: tuple[Weight, ...]) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ tied head is the token table, and no tensor of its own. A file has them under th
 as that family's checkpoints have them: named, packed and turned, for Hugging Face's modules to load.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from accounting import naming
+from accounting import checkpoint, naming
 from accounting.files import InputError
 from accounting.naming import Published
 from accounting.spec import ModelSpec
@@ -28,7 +27,6 @@ Tensors = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-HEADER_LIMIT = 2**24  # bytes; in one file the 45,395 tensors of DeepSeek-V3 would take about 6 million
 
 
 def _layout(spec: ModelSpec, model_type: str | None) -> list[Published]:
@@ -120,47 +118,12 @@ def load(path: Path, spec: ModelSpec, model_type: str | None = None) -> Tensors:
     Raises InputError in one line that names the file and the tensor, and KeyError as ``to_published`` does.
     """
     layout = _layout(spec, model_type)
-    try:
-        header = _header(path)
-        with safe_open(path, framework="numpy") as file:
-            _check_repeats(path, header)
-            found = {}
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                entry = file.get_slice(name)
-                found[name] = tuple(entry.get_shape()), DTYPES.get(entry.get_dtype(), entry.get_dtype())
-            _check(path, found, _shapes(layout))
-            return from_published({name: file.get_tensor(name) for name in found}, spec, model_type)
-    except OSError as error:
-        raise InputError(path, (error.strerror or "cannot be read").lower()) from None
-    except SafetensorError as error:
-        raise InputError(path, f"not a whole safetensors file ({error})") from None
-
-
-def _header(path: Path) -> bytes:
-    """The JSON of a file's header, before the library opens what it would wait for, or misname."""
-    if path.exists() and not path.is_file():
-        raise InputError(path, "expected a regular file")
-    with path.open("rb") as file:
-        start = file.read(8)
-        if start == b"version ":
-            raise InputError(path, "a pointer of Git LFS, not the file that it stands for")
-        if (size := int.from_bytes(start, "little")) > HEADER_LIMIT:
-            raise InputError(path, f"a header of {size:,} bytes, more than {HEADER_LIMIT:,}")
-        return file.read(size)
-
-
-def _check_repeats(path: Path, header: bytes) -> None:
-    """Refuse a name that is given twice: the library takes the last one (safetensors#401)."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in fields:
-                raise InputError(path, f"{name}: given more than once")
-            fields[name] = value
-        return fields
-
-    json.loads(header, object_pairs_hook=once)
+    # The library would wait for a pipe, misname a cut-off file and take the last of two tensors of one name.
+    found = checkpoint.header(path).tensors
+    held = {name: (tensor.shape, DTYPES.get(tensor.dtype, tensor.dtype)) for name, tensor in found.items()}
+    _check(path, held, _shapes(layout))
+    with safe_open(path, framework="numpy") as file:
+        return from_published({name: file.get_tensor(name) for name in found}, spec, model_type)
 
 
 def to_tree(tensors: Tensors) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from accounting import __version__
+from accounting.cli.audit import audit
 from accounting.cli.flops import flops
 from accounting.cli.laws import fit, optimum
 from accounting.cli.memory import memory
@@ -21,10 +22,10 @@ from accounting.cli.rates import mfu, time
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sixnd")
 def cli() -> None:
-    """Exact counts for decoder-only language models."""
+    """Exact counts for decoder-only language models, and what their files hold."""
 
 
-for command in (params, flops, memory, time, mfu, optimum, fit):
+for command in (params, flops, memory, time, mfu, optimum, fit, audit):
     cli.add_command(command)
 
 

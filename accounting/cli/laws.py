@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from accounting.cli.options import WHOLE, choice_option, quantity
-from accounting.cli.output import envelope, json_option, table
+from accounting.cli.output import document, json_option, table
 from accounting.files import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def optimum(
     }
     if as_json:
         given = {"compute": compute, "inference": inference, "loss": loss}
-        envelope(
+        document(
             "optimum",
             None,
             **{name: float(value) for name, value in numbers.items()},
@@ -129,7 +129,7 @@ def fit(runs: str, objective: "Objective", drop_highest: int, bootstrap: int | N
     constants = {**asdict(found.law), **exponents}
     bounds = intervals.bounds if intervals else {}
     if as_json:
-        envelope(
+        document(
             "fit",
             None,
             runs={

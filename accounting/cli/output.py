@@ -19,16 +19,25 @@ json_option: Callable[..., Any] = click.option(
 )
 
 
-def envelope(command: str, reading: "Reading | None", **answer: Any) -> None:
-    """Print the JSON of a command: what was counted, if a model was, and by which program, then its answer."""
-    model = reading and {
+def envelope(command: str, reading: "Reading", **answer: Any) -> None:
+    """Print the JSON of a command that counts a config: what was counted, then its answer."""
+    document(command, model(reading), **answer)
+
+
+def document(command: str, counted: dict[str, Any] | None, **answer: Any) -> None:
+    """Print the JSON of a command: by which program, the model where there is one, then the answer."""
+    head = {"schema": f"sixnd.{command}/1", "version": __version__, "model": counted}
+    click.echo(json.dumps({**head, **answer}, indent=2))
+
+
+def model(reading: "Reading") -> dict[str, Any]:
+    """The model that was counted, for programs."""
+    return {
         "name": reading.name,
         "model_type": reading.model_type,
         "path": reading.path,
         "sha256": reading.sha256,
     }
-    head = {"schema": f"sixnd.{command}/1", "version": __version__, "model": model}
-    click.echo(json.dumps({**head, **answer}, indent=2))
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

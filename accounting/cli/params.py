@@ -1,11 +1,12 @@
 """``sixnd params``: parameters by name, and split by part, layer or tensor."""
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.cli.output import EPILOG, config_argument, envelope, json_option, left_out, table
+from accounting.cli.output import EPILOG, config_argument, document, envelope, json_option, left_out, table
 
 if TYPE_CHECKING:
     from accounting.census import Census
@@ -33,11 +34,17 @@ def params(config: str, as_json: bool, everything: bool, by: str | None) -> None
     """Count the parameters of CONFIG.
 
     CONFIG is a path to a config.json, a folder that has one, or the name of a published
-    model.
+    model. A checkpoint without a config, a .safetensors file or a folder, is counted by its
+    headers.
     """
     from accounting import census, huggingface
     from accounting import params as counts
 
+    if _without_config(config):
+        if everything or by is not None:
+            raise click.UsageError("--all and --by need a config: headers do not say what a tensor is for")
+        _from_headers(config, as_json)
+        return
     reading = huggingface.load(config)
     bill = census.take(reading.spec)
     total = counts.count(bill)
@@ -66,6 +73,40 @@ def params(config: str, as_json: bool, everything: bool, by: str | None) -> None
             [(row["name"], row["scalars"], row["stored_with"], row["note"]) for row in _extras(reading, total)],
         )
     left_out(reading)
+
+
+def _without_config(path: str) -> bool:
+    """Whether a path is a checkpoint's, and no config lies there."""
+    if not os.path.isdir(path):
+        return path.endswith((".safetensors", ".safetensors.index.json"))
+    return not os.path.lexists(os.path.join(path, "config.json")) and any(
+        name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(path)
+    )
+
+
+def _from_headers(path: str, as_json: bool) -> None:
+    """Count what the files hold, for want of a config."""
+    from accounting import checkpoint
+    from accounting.files import printable
+
+    held = checkpoint.load(path)
+    stored = checkpoint.parameters(held)
+    dtypes: dict[str, list[int]] = {}
+    for tensor in held.tensors.values():
+        row = dtypes.setdefault(tensor.dtype, [0, 0, 0])
+        for position, value in enumerate((1, tensor.scalars, tensor.bytes)):
+            row[position] += value
+    rows = [{"dtype": name, "tensors": row[0], "scalars": row[1], "bytes": row[2]} for name, row in dtypes.items()]
+    if as_json:
+        counted = {"path": path, "files": len(held.headers), "tensors": len(held.tensors), "bytes": held.bytes}
+        document("params", None, counted_from="headers", checkpoint=counted, stored=stored, dtypes=rows)
+        return
+    click.echo(f"{printable(path)}: counted from the headers, as there is no config")
+    table(
+        ("parameters", "scalars", "meaning"),
+        [("stored", stored, "scalars of all float tensors, whatever they are for")],
+    )
+    table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def _extras(reading: "Reading", total: "Parameters") -> list[dict[str, Any]]:

@@ -81,9 +81,13 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     architectures: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
+    #: MLX's name for the section, which may stand there under both.
+    mlx_quantization: dict[str, Any] | None = msgspec.field(default=None, name="quantization")
 
     def check(self) -> None:
         """Refuse a config of this family that describes something else."""
+        if self.mlx_quantization not in (None, self.quantization_config or self.mlx_quantization):
+            raise SpecError("quantization", "expected what quantization_config says")
         for field, value in self.only.items():
             if getattr(self, field) not in (None, value):
                 raise SpecError(field, f"expected {value!r}, another value is not implemented")
@@ -102,12 +106,21 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         note = "a second copy of the tied table, in files saved without sharing"
         return [Extra(name="tied_head_copy", scalars=spec.vocab * spec.width, note=note)]
 
+    def prediction(self) -> tuple[Block, ...]:
+        """The blocks that predict further tokens, which a file may hold behind the decoder's own."""
+        return ()
+
+    @property
+    def quantized(self) -> dict[str, Any] | None:
+        """The section that says how the weights are quantised."""
+        return self.quantization_config or self.mlx_quantization
+
     @property
     def quantization(self) -> str | None:
         """The method by which the published weights are quantised."""
-        if self.quantization_config is None:
+        if self.quantized is None:
             return None
-        return str(self.quantization_config.get("quant_method") or "unnamed")
+        return str(self.quantized.get("quant_method") or "unnamed")
 
     def spares(self, module: str) -> bool:
         """Whether the quantisation leaves out modules of this kind, which its scales then lack."""

@@ -154,9 +154,12 @@ class DeepseekV3(RotaryConfig, kw_only=True):
         )
         return [Extra(name="fp8_scales", scalars=scales, note=f"one for each {rows} x {columns} of a linear weight")]
 
+    def prediction(self) -> tuple[Block, ...]:
+        return (self.block(self.experts()),) * self.num_nextn_predict_layers
+
     def prediction_block(self) -> census.Census:
-        """The block of a prediction layer."""
-        one = census.take(self.decoder([self.block(self.experts())]))
+        """The bill of a prediction layer's block."""
+        one = census.take(self.decoder(self.prediction()[:1]))
         return one.where(lambda tensor: tensor.layer is not None)
 
     def not_counted(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -102,9 +102,13 @@ class Gemma3(WindowedConfig, kw_only=True):
 class Gemma3Multimodal(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``model_type`` gemma3: the text model in ``text_config``, beside a vision tower."""
 
+    #: How the names of the tower's tensors begin, and of its projector's.
+    beside: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
+
     text_config: dict[str, Any]
     architectures: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
+    mlx_quantization: dict[str, Any] | None = msgspec.field(default=None, name="quantization")
     vision_config: dict[str, Any] | None = None
     mm_tokens_per_image: Count | None = None
     tie_word_embeddings: bool = True

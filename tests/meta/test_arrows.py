@@ -25,7 +25,7 @@ KNOWN = {
     "study.py": tuple(f"accounting.{room}" for room in ("files", "flops", "params", "pictures", "scaling")),
     "tokens.py": ("accounting.files",),
     "training.py": ("accounting.files",),
-    "weights.py": ("accounting.files", "accounting.naming"),
+    "weights.py": ("accounting.checkpoint", "accounting.files", "accounting.naming"),
 }
 
 
