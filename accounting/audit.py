@@ -14,7 +14,7 @@ from accounting.checkpoint import FLOATS, Checkpoint, Difference, Tensor, incons
 from accounting.files import InputError
 from accounting.huggingface import Reading
 from accounting.naming import Published
-from accounting.quantization import Rule
+from accounting.quantization import Rule, Stored
 from accounting.spec import LatentAttention, SpecError
 
 #: What a config's words for a dtype are called in a header.
@@ -92,6 +92,7 @@ class _Auditor:
         self.listed = self.index.weight_map if self.index else {}
         self.decoder = Group(name="decoder")
         self.extras: dict[str, Group] = {}
+        self.optional: list[tuple[Stored, Group]] = []
         self.floats = FLOATS
         if reading.dtype is not None:
             if reading.dtype not in DTYPES:
@@ -109,6 +110,8 @@ class _Auditor:
         for name, shape in naming.prediction(spec, reading.prediction):
             tables = name.endswith(("head.weight", "embed_tokens.weight"))
             self.may(name, shape, self.group("prediction_layer_tables" if tables else "prediction_layers"))
+        for stored, group in self.optional:  # behind the decoder's own, whose names they may have
+            self.take(stored.name, stored.shape, stored.dtypes, group, needed=False)
         self.masks()
         self.tied_head()
         for name in [name for name in self.left if name.startswith(reading.beside)]:
@@ -133,14 +136,11 @@ class _Auditor:
             return
         for stored in self.rule.store(tensor):
             where = group if stored.weight else self.group(f"{self.rule.method}_scales")
-            self.take(
-                stored.name,
-                stored.shape,
-                stored.dtypes,
-                where,
-                needed=needed and stored.needed,
-                scalars=scalars if stored.weight else None,
-            )
+            if not stored.needed:
+                self.optional.append((stored, where))
+                continue
+            count = scalars if stored.weight else None
+            self.take(stored.name, stored.shape, stored.dtypes, where, needed=needed, scalars=count)
 
     def may(self, name: str, shape: tuple[int, ...], group: Group) -> None:
         """A tensor that a file may hold, of any dtype."""

@@ -1,11 +1,13 @@
-"""The only Hypothesis strategies: small configs of every family, valid by construction."""
+"""The only Hypothesis strategies: small configs of every family and tables of tensors, valid by construction."""
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hypothesis import strategies as st
 
 from accounting import huggingface
+from accounting.checkpoint import BITS
 from accounting.spec import ModelSpec
 
 Config = dict[str, Any]
@@ -306,3 +308,63 @@ def runnable(config: Config) -> bool:
     """Whether transformers runs what it builds: Qwen's windows must be used where layers are said to have them."""
     used = config.get("use_sliding_window", "qwen" not in config["model_type"])
     return used or "sliding_attention" not in config.get("layer_types", ())
+
+
+#: Numbers that NumPy keeps under the name that safetensors gives them.
+NUMPY_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "U32": "uint32",
+    "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64", "C64": "complex64",
+    "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+
+
+def tensor_names() -> st.SearchStrategy[str]:
+    """Names of tensors: any text that UTF-8 can hold, among it what JSON escapes and looks like a header's own."""
+    text = st.text(st.characters(codec="utf-8"), max_size=12)
+    odd = st.sampled_from(
+        ["", '"', "\\", '\\"', "}", '{"', "\x00\n", "data_offsets", "a:b", "__meta", "模型.weight", "😀"]
+    )
+    return (text | odd | st.builds("{}{}".format, odd, text)).filter(lambda name: name != "__metadata__")
+
+
+@st.composite
+def shapes(draw: st.DrawFn, dtype: str) -> tuple[int, ...]:
+    """A small shape, empty and scalar ones among them, whose bits fill whole bytes."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    unit = {"F4": 2, "F6_E2M3": 4, "F6_E3M2": 4}.get(dtype, 1)
+    return (*shape, unit) if unit > 1 else tuple(shape)
+
+
+def tensor_tables(
+    dtypes: Iterable[str] = tuple(BITS), *, least: int = 0
+) -> st.SearchStrategy[dict[str, tuple[str, tuple[int, ...]]]]:
+    """Dtypes and shapes of a file's tensors by name."""
+    entry = st.sampled_from(sorted(dtypes)).flatmap(lambda dtype: st.tuples(st.just(dtype), shapes(dtype)))
+    return st.dictionaries(tensor_names(), entry, min_size=least, max_size=6)
+
+
+def metadata() -> st.SearchStrategy[dict[str, str] | None]:
+    """What a file says of itself."""
+    return st.none() | st.dictionaries(tensor_names(), tensor_names(), max_size=3)
+
+
+@st.composite
+def mutations(draw: st.DrawFn, whole: bytes) -> bytes:
+    """A file with some of its bytes changed, left out, doubled or moved, most of them in its header."""
+    data = bytearray(whole)
+    (length,) = struct.unpack("<Q", whole[:8])
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, min(8 + length, len(data))) | st.integers(0, len(data)))
+        end = min(len(data), start + draw(st.integers(0, 12)))
+        piece = draw(
+            st.just(b"")
+            | st.binary(max_size=6)
+            | st.sampled_from(
+                [b"0", b"9", b"-1", b"1.5", b"1e9", b'"', b"\\", b"[", b"]", b"{", b"}", b",", b"null", b"\xff"]
+            )
+            | st.just(bytes(data[start:end]) * 2)
+        )
+        data[start:end] = piece
+    if draw(st.booleans()):  # so that the header is read as one
+        data[:8] = struct.pack("<Q", max(0, min(len(data) - 8, length + draw(st.integers(-2, 2)))))
+    return bytes(data)

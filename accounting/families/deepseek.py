@@ -159,7 +159,7 @@ class DeepseekV3(RotaryConfig, kw_only=True):
 
     def prediction_block(self) -> census.Census:
         """The bill of a prediction layer's block."""
-        one = census.take(self.decoder(self.prediction()[:1]))
+        one = census.take(self.decoder([self.block(self.experts())]))
         return one.where(lambda tensor: tensor.layer is not None)
 
     def not_counted(self) -> list[str]:
