@@ -16,8 +16,8 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def headed(header: Any, data: bytes = b"") -> bytes:
-    """The length of the header, the header and the data."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    """The length of the header, the header as the library writes it, and the data."""
+    text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 

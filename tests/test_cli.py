@@ -130,7 +130,7 @@ def test_the_module_is_the_command():
     assert "124,439,808" in done.stdout and not done.stderr
 
 
-@pytest.mark.parametrize("module", ["accounting", "accounting.huggingface", "accounting.cli", "accounting.flops"])
+@pytest.mark.parametrize("module", ["accounting", "accounting.audit", "accounting.cli", "accounting.flops"])
 def test_counting_imports_no_framework(module):
     """Neither torch nor jax nor numpy is loaded to count."""
     code = f"import sys, {module}; sys.exit(len({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"

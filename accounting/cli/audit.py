@@ -40,7 +40,8 @@ def audit(context: click.Context, paths: tuple[str, ...], against: str | None, a
 
     expected = ("CHECKPOINT",) if against is not None else ("CONFIG", "CHECKPOINT")
     if len(paths) != len(expected):
-        raise click.UsageError(f"expected {' and '.join(expected)}, got {len(paths)} arguments")
+        plural = "s" if len(paths) > 1 else ""
+        raise click.UsageError(f"expected {' and '.join(expected)}, got {len(paths)} argument{plural}")
     held = files.load(paths[-1], partial=True)
     differences = _against(held, against, as_json) if against is not None else _config(paths[0], held, as_json)
     context.exit(1 if differences else 0)
@@ -121,4 +122,5 @@ def _print(differences: Sequence["Difference"]) -> None:
         click.echo(str(difference))
     if len(differences) > SHOWN:
         click.echo(f"and {len(differences) - SHOWN:,} more")
-    click.echo(f"{len(differences):,} differences" if differences else "No difference.")
+    count = len(differences)
+    click.echo("No difference." if not count else f"{count:,} difference{'s' if count > 1 else ''}")
