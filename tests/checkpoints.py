@@ -67,3 +67,16 @@ def published(name: str, dtype: str = "BF16") -> Tensors:
     """The tensors of a published model, as Hugging Face's module on the meta device would be saved."""
     module = modules.build(huggingface.published_config(name))
     return {tensor: (dtype, shape) for tensor, shape in modules.published(module).items()}
+
+
+def mxfp4(tensors: Tensors) -> Tensors:
+    """Tensors in which the stacks of gpt-oss are packed: 32 weights along the input in 16 bytes, with a scale."""
+    stored: Tensors = {}
+    for name, (dtype, shape) in tensors.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, into, out = shape
+            stored[f"{name}_blocks"] = ("U8", (experts, out, into // 32, 16))
+            stored[f"{name}_scales"] = ("U8", (experts, out, into // 32))
+        else:
+            stored[name] = (dtype, shape)
+    return stored

@@ -6,6 +6,7 @@ import resource
 import struct
 import subprocess
 import sys
+from importlib.metadata import distribution
 from math import prod
 from pathlib import Path
 
@@ -466,6 +467,15 @@ def test_a_published_index(request):
     expected = {tensor.name: tensor.shape for tensor in naming.published(load("llama-3.1-8b").spec, "llama")}
     assert held.weight_map.keys() == expected.keys() and len(expected) == 291
     assert held.total_size == 2 * sum(map(prod, expected.values())) == 16_060_522_496
+
+
+def test_a_published_file():
+    """The file that a package on the registry ships, read as the library reads it: 32,000 tokens in 256 numbers."""
+    (path,) = (file.locate() for file in distribution("wordllama").files if file.suffix == ".safetensors")
+    same(path)
+    held = checkpoint.load(path)
+    assert held.tensors["embedding.weight"].shape == (32_000, 256)
+    assert checkpoint.parameters(held) == 8_192_000 and held.bytes == 2 * 8_192_000
 
 
 def test_headers_alone_count_floats(tmp_path):
