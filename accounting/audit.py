@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from accounting import naming, params, quantization
+from accounting import census, naming, params, quantization
 from accounting.census import Part
 from accounting.checkpoint import FLOATS, Checkpoint, Difference, Tensor, inconsistencies
 from accounting.files import InputError
@@ -51,6 +51,10 @@ class Audit:
     decoder: Group
     extras: tuple[Group, ...]
     differences: tuple[Difference, ...]
+
+
+#: Tensors of a config's decoder that an audit lists; the largest published ones have some hundred thousand.
+MAX_TENSORS = 10**6
 
 
 def audit(reading: Reading, checkpoint: Checkpoint) -> Audit:
@@ -103,7 +107,10 @@ class _Auditor:
     def run(self) -> Audit:
         reading, layers = self.reading, len(self.reading.spec.blocks)
         model_type, spec = reading.model_type, reading.spec
-        for tensor in naming.published(replace(spec, blocks=spec.blocks + reading.prediction), model_type):
+        bill = census.take(replace(spec, blocks=spec.blocks + reading.prediction))
+        if (tensors := sum(weight.copies for weight in bill.weights)) > MAX_TENSORS:
+            raise SpecError("config", f"describes {tensors:,} tensors, more than {MAX_TENSORS:,}")
+        for tensor in naming.published(bill, model_type):
             layer = tensor.weights[0].layer
             ahead = layer is not None and layer >= layers
             self.expect(tensor, self.group("prediction_layers") if ahead else self.decoder, needed=not ahead)

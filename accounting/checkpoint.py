@@ -279,7 +279,7 @@ def _reason(error: Exception) -> str:
         return "nested too deep"
     if isinstance(error, UnicodeError):
         return "expected UTF-8"
-    return re.sub("Expected", "expected", str(error).replace("`", ""))
+    return re.sub("Expected", "expected", str(error).replace("`", "")).replace("Invalid enum value", "unknown dtype")
 
 
 def _strings(data: bytes) -> int:

@@ -19,6 +19,8 @@ from accounting.spec import SpecError
 
 SECTION = "quantization_config"
 INTEGER_BITS = 32
+#: Patterns with a wildcard, each of which is held against every module.
+MAX_PATTERNS = 100
 
 Bits = Annotated[int, msgspec.Meta(ge=2, le=8)]
 #: Weights that share a scale along the input; -1: all of a row.
@@ -65,7 +67,7 @@ def rule(section: Mapping[str, Any]) -> Rule:
     Raises SpecError for a method without a rule, and for a section that leaves open how it packs.
     """
     method = section.get("quant_method") or ("mlx" if {"bits", "group_size"} <= section.keys() else None)
-    if method not in _RULES:
+    if not isinstance(method, str) or method not in _RULES:
         raise SpecError(f"{SECTION}.quant_method", f"expected one of {', '.join(_RULES)}, got {method!r}")
     kind, read = _RULES[method]
     try:
@@ -121,6 +123,8 @@ def _spared(names: list[str], *, expressions: str = "") -> Callable[[str], bool]
             globs += [plain, f"{plain}.*"]
         else:
             exact.add(plain)
+    if len(globs) > 2 * MAX_PATTERNS:
+        raise SpecError(SECTION, f"more than {MAX_PATTERNS} patterns")
 
     def spared(module: str) -> bool:
         if not names:

@@ -476,6 +476,7 @@ BNB = {"quant_method": "bitsandbytes"}
 TWO = {"format": "pack-quantized", "config_groups": {"a": W4, "b": W4}}
 REFUSED = {
     "unknown": ({"quant_method": "hqq", "nbits": 4}, r"\.quant_method: expected one of awq, .*, got 'hqq'"),
+    "list": ({"quant_method": ["fp8"]}, r"\.quant_method: expected one of awq, .*, got \['fp8'\]"),
     "unnamed": ({"bits": 4}, r"\.quant_method: expected one of awq, .*, got None"),
     "no bits": (GPTQ | {"bits": None}, ": Object missing required field bits"),
     "other bits": (GPTQ | {"bits": 5}, r"\.bits: Invalid enum value 5"),
@@ -488,6 +489,7 @@ REFUSED = {
     "both": (BNB | {"load_in_4bit": True, "load_in_8bit": True}, ": expected one of load_in_4bit and load_in_8bit"),
     "neither": (BNB, ": expected one of load_in_4bit and load_in_8bit"),
     "pattern": (AWQ | {"modules_to_not_convert": ["(a+)+$"]}, ": a pattern that is not known here: '"),
+    "patterns": (AWQ | {"modules_to_not_convert": ["*a*"] * 101}, ": more than 100 patterns"),
     "dense": ({"quant_method": "mxfp4"}, r"\.quant_method: mxfp4 of model.layers.0.self_attn.q_proj.weight is not"),
     "two groups": (CT | TWO, r"\.config_groups: expected one group, got 2"),
     "floats": (CT | {"format": "float-quantized", "config_groups": {"a": W4}}, r"\.format: float-quantized of 4 bits"),
@@ -512,6 +514,14 @@ def test_values_that_do_not_fill_integers_are_refused(tmp_path):
         InputError, match=r"bits: model.layers.0.mlp.gate_proj.weight: 100 values of 3 bits do not fill"
     ):
         audit(read(config), checkpoint.load(tmp_path))
+
+
+def test_a_config_of_billions_of_tensors_is_refused(tmp_path):
+    """A few bytes of a config may describe them; they are never listed."""
+    sparse(tmp_path / "model.safetensors", SMALL)
+    huge = published_config("mixtral-8x7b") | {"num_local_experts": 65_536, "num_hidden_layers": 10_000}
+    with pytest.raises(InputError, match=r"^config: config: describes 1,966,\d+,\d+ tensors, more than 1,000,000$"):
+        audit(read(huge), checkpoint.load(tmp_path))
 
 
 def test_experts_in_a_stack_have_no_other_rule(tmp_path):

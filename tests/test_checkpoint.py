@@ -193,7 +193,7 @@ CORRUPT = {
     "metadata of nulls": (headed({"__metadata__": {"a": None}}), "header: __metadata__: expected str, got null"),
     "metadata of a list": (headed({"__metadata__": []}), "header: __metadata__: expected object | null, got array"),
     "entry": (headed({"a": 3}), "header: a: expected object, got int"),
-    "unknown dtype": (with_entry(dtype="F99"), "header: a: dtype: Invalid enum value 'F99'"),
+    "unknown dtype": (with_entry(dtype="F99"), "header: a: dtype: unknown dtype 'F99'"),
     "dtype of a number": (with_entry(dtype=3), "header: a: dtype: expected str, got int"),
     "no offsets": (raw(b'"a":{"dtype":"U8","shape":[2]}'), "header: a: Object missing required field data_offsets"),
     "three offsets": (with_entry(data_offsets=[0, 1, 2]), "header: a: data_offsets: "),
