@@ -190,7 +190,7 @@ class _Auditor:
     def tied_head(self) -> None:
         """A tied model has one table: a head beside it is a copy."""
         name = naming.holder("head.weight", self.reading.model_type)
-        if self.reading.spec.tied and (held := self.left.pop(name, None)):
+        if held := self.left.pop(name, None):  # an untied one has been taken
             problem = f"stored twice, as the token table and as {_described(held.shape, {held.dtype})}"
             self.differences.append(Difference(kind="tied head", name=name, problem=problem))
 

@@ -111,6 +111,8 @@ def test_deepseek_v3_in_163_files(tmp_path):
     reading = huggingface.load("deepseek-v3")
     tensors = published_tensors("deepseek-v3")
     tensors |= ahead(tensors, layer=61, width=7168, vocab=129_280)
+    biases = [name for name in tensors if name.endswith("e_score_correction_bias")]
+    tensors |= {name: ("F32", tensors[name][1]) for name in biases}  # whatever the others' dtype is
     found = audited(tmp_path, reading, quantised(tensors, "F32"), count=163)
     assert lines(found) == []
     assert found.decoder.scalars == 671_026_419_200
@@ -208,6 +210,13 @@ def test_a_planted_difference_is_found_and_named(name, tmp_path):
     """It alone, with what was expected and what was found."""
     tensors, expected = PLANTED[name]
     assert lines(audited(tmp_path, LLAMA, tensors, count=2)) == expected
+
+
+def test_a_tensor_of_another_shape_is_not_counted(tmp_path):
+    """Neither it nor its scalars are among those that were found."""
+    found = audited(tmp_path, LLAMA, SMALL | {UP: ("BF16", (127, 64))})
+    assert found.decoder.tensors == len(SMALL) - 1
+    assert found.decoder.scalars == params.count(read(LLAMA).spec).unique - 128 * 64
 
 
 def test_a_tied_head_that_is_stored_twice(tmp_path):
@@ -454,6 +463,9 @@ def test_the_count_is_one_number_whatever_the_bits(name, bias, tmp_path):
     unique = params.count(read(config).spec).unique
     assert found.decoder.scalars == unique != sum(prod(shape) for _, shape in tensors.values())
     assert sum(tensors for tensors, _ in groups(found).values()) + found.decoder.tensors == len(tensors)
+    index = index_of(tmp_path)
+    write_index(tmp_path, index["weight_map"], **index["metadata"], total_parameters=1)  # nobody knows of what
+    assert lines(audit(read(config | {key: SECTIONS[name]}), checkpoint.load(tmp_path))) == []
     # Read by the rule of another number of bits or of none, it differs.
     assert audit(read(config), checkpoint.load(tmp_path)).differences
 
