@@ -48,8 +48,15 @@ def extend(
 ) -> tuple[Array, Kept]:
     """Logits (B, V) after more tokens, the first of them at position ``start``, and what is kept then.
 
-    ``expanded``, static under ``jax.jit`` as the spec is: as it was allocated.
+    ``expanded``, static under ``jax.jit`` as the spec is: as it was allocated. ValueError for more tokens than the
+    context or the room that was allocated, as far as it is known when traced: a ``start`` that is traced is not.
     """
+    met = tokens_BT.shape[1] + (start if isinstance(start, int) else 0)
+    whole = [
+        left.shape[1] for block, (left, _) in zip(spec.blocks, kept, strict=True) if block.attention.window is None
+    ]
+    if met > (room := min([spec.context, *whole])):
+        raise ValueError(f"expected at most {room} tokens, got {met}")
     position_T = start + jnp.arange(tokens_BT.shape[1])
     x_BTD = embed(spec, params, tokens_BT, position_T)
     after: Kept = []
@@ -91,12 +98,12 @@ def generate(
 
     What is kept is of all tokens but the last, which no layer has met; without a cache nothing is.
     ``expanded``: of latent attention every head's key and value are kept, not what these are made from.
-    ValueError for no new token, and for more tokens than the context.
+    ValueError for no token before or after, and for more than the context.
     """
     batch, prompt = prompt_BT.shape
     met = prompt + new - 1
-    if new < 1 or met > spec.context:
-        raise ValueError(f"expected 1 to {spec.context - prompt + 1} new tokens after {prompt}, got {new}")
+    if prompt < 1 or new < 1 or met > spec.context:
+        raise ValueError(f"expected a token, and 1 to {spec.context - prompt + 1} after {prompt}, got {new}")
     tokens_BT = jnp.zeros((batch, prompt + new), prompt_BT.dtype).at[:, :prompt].set(prompt_BT)
     dtype = params["embedding"]["weight"].dtype
     kept = allocate(spec, batch, met, dtype, expanded=expanded) if cached else []

@@ -4,9 +4,9 @@ Dimension suffixes: B batch, T tokens, M tokens of the whole batch, D width, E e
 experts of a token, A = M C choices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +65,19 @@ class RouterLayer(nn.Linear):
         if self.selection_bias is not None:
             nn.init.zeros_(self.selection_bias)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """A cast to less than float32 leaves the selection bias as it is: it moves by less than that resolves."""
+        before = self.selection_bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if before is not None and self.selection_bias is not None and self.selection_bias.dtype.itemsize < 4:
+            self.selection_bias = before.to(self.selection_bias.device)
+        return self
+
     def forward(self, x_MD: Tensor) -> Routing:  # type: ignore[override]
         spec, wide = self.spec, torch.promote_types(x_MD.dtype, torch.float32)
         bias_E = None if self.bias is None else self.bias.to(wide)
-        logits_ME = F.linear(x_MD.to(wide), self.weight.to(wide), bias_E)
+        with torch.autocast(x_MD.device.type, enabled=False):
+            logits_ME = F.linear(x_MD.to(wide), self.weight.to(wide), bias_E)
         scores_ME = score(spec, logits_ME) if spec.order == "score_first" else logits_ME
         choice_ME = scores_ME if self.selection_bias is None else scores_ME + self.selection_bias
         if spec.top_groups < spec.groups:
@@ -110,11 +119,20 @@ class ExpertsLayer(nn.Module):
 def watch(decoder: nn.Module) -> Iterator[list[Routing]]:
     """Collect what each router makes of its tokens, in the order in which they run, with gradients.
 
-    Balance losses are functions of these: ``with watch(decoder) as routings: decoder(tokens)``.
+    Balance losses are functions of these: ``with watch(decoder) as routings: decoder(tokens)``. What a backward pass
+    runs again is no second call, and not collected.
     """
     routings: list[Routing] = []
+    running: list[nn.Module] = []
     routers = [module for module in decoder.modules() if isinstance(module, RouterLayer)]
-    hooks = [router.register_forward_hook(lambda *call: routings.append(call[-1])) for router in routers]
+
+    def collect(*call: Any) -> None:
+        if running:
+            routings.append(call[-1])
+
+    hooks = [router.register_forward_hook(collect) for router in routers]
+    hooks.append(decoder.register_forward_pre_hook(lambda module, _: running.append(module)))
+    hooks.append(decoder.register_forward_hook(lambda *_: running.clear(), always_call=True))
     try:
         yield routings
     finally:

@@ -15,11 +15,11 @@ def generate(
 
     What is kept is of all tokens but the last, which no layer has met; without a cache nothing is.
     ``expanded``: of latent attention every head's key and value are kept, not what these are made from.
-    ValueError for no new token, and for more tokens than the context.
+    ValueError for no token before or after, and for more than the context.
     """
     prompt, context = prompt_BT.shape[1], decoder.spec.context
-    if not 1 <= new <= context - prompt + 1:
-        raise ValueError(f"expected 1 to {context - prompt + 1} new tokens after {prompt}, got {new}")
+    if prompt < 1 or not 1 <= new <= context - prompt + 1:
+        raise ValueError(f"expected a token, and 1 to {context - prompt + 1} after {prompt}, got {new}")
     kept = decoder.keep(expanded=expanded) if cached else []
     tokens_BT = more_BT = prompt_BT
     for _ in range(new):

@@ -102,30 +102,41 @@ def test_jax_generates_the_same_with_a_cache(name, expanded):
     ("family", "expanded"), [*((family, False) for family in strategies.FAMILIES), ("deepseek_v3", True)]
 )
 def test_what_jax_keeps_gives_the_logits_of_the_whole(family, expanded):
-    """After a prompt, and token by token past the point where a window starts to roll."""
-    spec, prompt, met = families.SPECS[family], 3, 9
+    """After a prompt that is longer than any window, then a piece, then token by token."""
+    spec, ends = families.SPECS[family], (7, 9, 10, 11)
+    assert all(block.attention.window is None or block.attention.window < ends[0] for block in spec.blocks)
     step = jax.jit(jax_generate.extend, static_argnums=0, static_argnames="expanded", compiler_options=families.QUICK)
     whole = jax.jit(jax_decoder.forward, static_argnums=0, compiler_options=families.QUICK)
     with jax.enable_x64(True):
         params = tree_of(spec)
-        tokens = np.random.default_rng(0).integers(spec.vocab, size=(BATCH, met))
+        tokens = np.random.default_rng(0).integers(spec.vocab, size=(BATCH, ends[-1]))
         expected = whole(spec, params, tokens)
-        kept = jax_generate.allocate(spec, BATCH, met, np.float64, expanded=expanded)
+        kept = jax_generate.allocate(spec, BATCH, ends[-1], np.float64, expanded=expanded)
         start = 0
-        for end in range(prompt, met + 1):
+        for end in ends:
             logits, kept = step(spec, params, kept, tokens[:, start:end], start, expanded=expanded)
             assert abs(logits - expected[:, end - 1]).max() <= ROUNDING * abs(expected).max()
             start = end
 
 
-@pytest.mark.parametrize("new", [0, 8])
-def test_no_token_and_more_than_the_context_are_refused(new):
+@pytest.mark.parametrize(("start", "more", "room"), [(0, 6, 5), (4, 2, 5), (5, 2, 6)])
+def test_jax_refuses_more_than_there_is_room_for(start, more, room):
+    """More tokens than were allocated, or than the context of six, where it is known how many there are."""
+    spec = tutor()
+    with pytest.raises(ValueError, match=f"^expected at most {room} tokens, got {start + more}$"):
+        jax_generate.extend(
+            spec, {}, jax_generate.allocate(spec, 1, room, np.float32), np.zeros((1, more), np.int64), start
+        )
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(2, 0), (2, 8), (0, 3)])
+def test_no_token_and_more_than_the_context_are_refused(prompt, new):
     """Six positions hold a prompt of two and five more: the last token is looked up by no layer."""
     spec = tutor()
-    start = np.zeros((1, 2), np.int64)
+    start = np.zeros((1, prompt), np.int64)
     for generate in (
         lambda: torch_generate.generate(Decoder(spec), torch.from_numpy(start), new),
         lambda: jax_generate.generate(spec, {}, jnp.asarray(start), new),
     ):
-        with pytest.raises(ValueError, match=f"^expected 1 to 5 new tokens after 2, got {new}$"):
+        with pytest.raises(ValueError, match=f"^expected a token, and 1 to {7 - prompt} after {prompt}, got {new}$"):
             generate()

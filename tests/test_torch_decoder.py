@@ -485,11 +485,14 @@ def test_routers_are_the_references(spec: Experts, seed: int) -> None:
     assert_close(theirs, torch.zeros_like(logits).scatter(1, indices, weights), 1e-12)
 
 
-def test_routers_are_watched() -> None:
-    """Layer by layer, with gradients, while the watch lasts and no longer."""
+@pytest.mark.parametrize("recompute", [False, True])
+def test_routers_are_watched(recompute: bool) -> None:
+    """Layer by layer, with gradients, while the watch lasts and no longer; what runs again is not seen again."""
     decoder = built(plain(SPARSE, plain_block(), SPARSE))
+    decoder.recompute = recompute
     with watch(decoder) as routings:
-        decoder(some_tokens())
+        decoder(some_tokens()).sum().backward(retain_graph=True)
+    decoder.zero_grad()
     decoder(some_tokens())
     assert [(24, 4), (24, 4)] == [tuple(watched.logits.shape) for watched in routings]
     assert [(24, 1), (24, 1)] == [tuple(watched.indices.shape) for watched in routings]
