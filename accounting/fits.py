@@ -2,7 +2,7 @@
 
 The model is log L(N, D) = logsumexp(a - alpha log N, b - beta log D, e) with A = exp(a), B = exp(b), E = exp(e), and
 what is minimised is the sum over runs of the Huber loss of log L(N, D) - log L (Hoffmann et al. 2022, arXiv
-2203.15556, section 3.3 and appendix D.3). A sum and not a mean: the mean is so small that an optimizer with absolute
+2203.15556, section 3.3 and appendix D.2). A sum and not a mean: the mean is so small that an optimizer with absolute
 tolerances stops early and reports success (Besiroglu et al. 2024, arXiv 2404.10102). No rule of ``fit`` depends on the
 scale of the objective.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import lsq_linear, minimize
 
-from accounting.descent import RESOLVED, ROUNDING, Floats, Objective, descend
+from accounting.descent import BLOCK, RESOLVED, ROUNDING, Floats, Objective, descend
 from accounting.scaling import LossSurface
 
 CONSTANTS = tuple(field.name for field in fields(LossSurface))
@@ -27,7 +27,7 @@ SAME = 2.0**-26
 
 
 def grid() -> Floats:
-    """The 4,500 starts (a, b, e, alpha, beta) of Hoffmann et al., appendix D.3: shape (4500, 5)."""
+    """The 4,500 starts (a, b, e, alpha, beta) of Hoffmann et al., appendix D.2: shape (4500, 5)."""
     logs, exponents = range(0, 30, 5), (0, 0.5, 1, 1.5, 2)
     return np.array(list(product(logs, logs, (-1, -0.5, 0, 0.5, 1), exponents, exponents)), np.float64)
 
@@ -284,7 +284,8 @@ def _gradient_norm(residuals: Floats, jacobian: Floats, runs: _Runs, delta: floa
 
 def _report(theta: Floats, ended: NDArray[np.bool_], runs: _Runs, objective: Objective, delta: float) -> Fit:
     """The best of what some starts ended at, shape (S, 5)."""
-    values = _values(_residuals(theta, runs), runs, delta)
+    blocks = np.array_split(theta, -(-len(theta) // BLOCK))
+    values = np.concatenate([_values(_residuals(block, runs), runs, delta) for block in blocks])
     if not np.isfinite(values).any():
         raise ValueError("starts: the objective is not finite where they end")
     best = np.nanargmin(values)
@@ -293,9 +294,10 @@ def _report(theta: Floats, ended: NDArray[np.bool_], runs: _Runs, objective: Obj
     residuals = _residuals(theta[best], runs)
     jacobian = _jacobian(theta[best], residuals, runs)
     constants = _constants(theta[best])
+    law = LossSurface(**dict(zip(CONSTANTS, constants.tolist(), strict=True)))
     spread = np.abs(_constants(theta[there]) / constants - 1).max(0)
     return Fit(
-        law=LossSurface(**dict(zip(CONSTANTS, constants.tolist(), strict=True))),
+        law=law,
         objective=objective,
         delta=delta,
         value=float(values[best]),

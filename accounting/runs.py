@@ -4,13 +4,15 @@ import csv
 import hashlib
 import io
 import math
+import re
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from accounting.files import InputError, read
 
-LIMIT_BYTES, LIMIT_RUNS = 2**24, 100_000
+LIMIT_BYTES, LIMIT_RUNS = 2**24, 10_000
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 #: What a column may be called, in lower case. D may be left to C, as C / 6 N.
 COLUMNS = {
     "N": ("n", "parameters", "params", "model size"),
@@ -82,6 +84,8 @@ def load(source: str | Path) -> Runs:
 
 def _run(path: Path, line: int, header: list[str], row: list[str], where: dict[str, int]) -> tuple[float, float, float]:
     """N, D and the loss of one line."""
+    if len(row) != len(header):
+        raise InputError(path, f"row {line}: expected {len(header)} columns as in the header, got {len(row)}")
     numbers = {name: _number(path, line, header, row, column) for name, column in where.items()}
     tokens = numbers["D"] if "D" in numbers else numbers["C"] / 6 / numbers["N"]
     if not (tokens > 0 and math.isfinite(tokens)):
@@ -108,11 +112,11 @@ def _columns(path: Path, header: list[str]) -> dict[str, int]:
 
 
 def _number(path: Path, line: int, header: list[str], row: list[str], column: int) -> float:
-    text = row[column] if column < len(row) else ""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    text = row[column].strip()
+    # Python reads digits of other scripts too, and underscores between them.
+    number = float(text) if NUMBER.fullmatch(text) else math.nan
     if not (number > 0 and math.isfinite(number)):
-        raise InputError(path, f"row {line}, column {header[column]!r}: expected a positive number, got {text!r}")
+        raise InputError(
+            path, f"row {line}, column {header[column]!r}: expected a positive number, got {row[column]!r}"
+        )
     return number

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 #: Halvings of an interval of logarithms: from any width that float64 can have to its last bit.
 HALVINGS = 100
+#: How far above E, in parts of it, a loss must be for the difference to have six digits in float64.
+RESOLVED = 1e-9
 
 
 def _positive(name: str, value: ArrayLike) -> Any:
@@ -164,12 +166,12 @@ class LossSurface:
         of parameters and of tokens, whose sum is fixed, the cost is stationary where
         alpha x / (beta y) = 1 + D_served / (3 D); the left side grows with x / y and the right side
         falls, so that bisection in log(x / y) finds the one solution. Raises ValueError for a loss that
-        is not above E, and for a demand below zero.
+        is not above E by ``RESOLVED``, and for a demand below zero.
         """
         excess = np.asarray(loss, np.float64) - self.E
         demand = np.asarray(served, np.float64)
-        if not np.all(excess > 0):
-            raise ValueError(f"loss: expected more than E, {self.E:g}, got {np.min(loss):g}")
+        if not np.all(excess > RESOLVED * abs(self.E)):
+            raise ValueError(f"loss: expected more than E, {self.E:g}, by {RESOLVED:g} of it, got {np.min(loss):.17g}")
         if not np.all((demand >= 0) & np.isfinite(demand)):
             raise ValueError(f"served: expected zero or a positive number, got {np.min(demand)}")
 

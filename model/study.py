@@ -221,10 +221,12 @@ def sizes_of(text: str | None, known: Sequence[Size]) -> tuple[Size, ...]:
             sizes.append(Size(*map(int, dials)))
         else:
             raise click.BadParameter(f"expected WIDTH:LAYERS:HEADS or one of {', '.join(by_width)}, got {part!r}")
+    if len(set(sizes)) < len(sizes):
+        raise click.UsageError("--sizes: the same one twice")
     return tuple(sizes)
 
 
-COUNT = click.IntRange(min=1)
+COUNT = click.IntRange(1, 10**7)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -233,7 +235,9 @@ COUNT = click.IntRange(min=1)
 @click.option("--sizes", metavar="SIZES", help="Widths, or WIDTH:LAYERS:HEADS, with commas between.")
 @click.option("--steps", type=COUNT, help="Steps of every size.")
 @click.option("--rate", type=click.Choice(get_args(RateRule)), help="How the learning rate goes with the width.")
-@click.option("--seed", "seeds", multiple=True, type=click.IntRange(min=0), default=(0,), help="May be repeated.")
+@click.option(
+    "--seed", "seeds", multiple=True, type=click.IntRange(0, 2**63 - 1), default=(0,), help="May be repeated."
+)
 @click.option("--held-out", type=COUNT, help="Sequences for validation: 2000 of text, 1024 of the chain unless said.")
 @click.option("--evaluate-every", type=COUNT, metavar="STEPS", help="Take the validation loss on the way.")
 @click.option("--save-every", type=COUNT, default=100, metavar="STEPS", help="Leave a checkpoint.")
@@ -263,6 +267,9 @@ def command(
     """
     if corpus and diet:
         raise click.UsageError("--diet is of the chain: text is read over and over")
+    for name, values in (("--seed", seeds), ("--diet", diet), ("--corpus", corpus)):
+        if len(set(values)) < len(values):
+            raise click.UsageError(f"{name}: the same one twice")
     if threads is not None:
         torch.set_num_threads(threads)
     recipe = TEXT if corpus else CHAIN
@@ -276,7 +283,7 @@ def command(
             diets.append((name, Synthetic(MarkovSource(), recipe.tokens, seed, repeated, held_out or 1024)))
     try:
         target = torch.device(device)
-        torch.empty(0, device=target)
+        float(torch.zeros(1, device=target))
     except (RuntimeError, AssertionError) as error:
         raise click.BadParameter(f"--device {device}: {str(error).splitlines()[0]}") from None
     runs = run(

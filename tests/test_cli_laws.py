@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from accounting import fits, runs
+from accounting.cli.laws import short
 from accounting.scaling import LAWS
 from tests.test_cli import run
 from tests.test_cli_flops import answer
@@ -49,7 +50,7 @@ def test_the_table_names_its_law(capsys, monkeypatch):
     assert code == 0
     for part in ("hoffmann: L = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28", "arXiv 2203.15556", "tables among them"):
         assert part in out
-    for cell in ("41.30B", "4.036T", "97.73", "0.0999", "0.1213"):
+    for cell in ("41.30B", "4.036T", "97.73", "0.0999", "0.121"):
         assert cell in out
     _, out, _ = run(capsys, monkeypatch, "optimum", "--compute", "1e23", "--inference", "1e14")
     assert "FLOPs of serving 100.0T tokens" in out and "training over --compute" in out
@@ -62,7 +63,10 @@ def test_the_table_names_its_law(capsys, monkeypatch):
         (["--compute", "0"], "Invalid value for '--compute': expected more than 0, got 0"),
         (["--compute", "many"], "Invalid value for '--compute': expected a number, got 'many'"),
         (["--inference", "1e12"], "expected --compute C, --loss L or both"),
-        (["--loss", "1.8"], "--law besiroglu: loss: expected more than E, 1.8172, got 1.8"),
+        (["--loss", "1.8"], "--law besiroglu: loss: expected more than E, 1.8172, by 1e-09 of it, got 1.8"),
+        (["--loss", "1.8172000000000002"], "--law besiroglu: loss: expected more than E, 1.8172, by 1e-09 of it, got"),
+        (["--compute", "1e-30"], "--law besiroglu: the best split is 2e-17 parameters on 8.34e-15 tokens, less than"),
+        (["--loss", "1e39"], "--law besiroglu: the best split is 2.6e-104 parameters on"),
         (["--loss", "1.8", "--law", "kaplan"], "Invalid value for '--law': 'kaplan' is not one of"),
     ],
 )
@@ -130,6 +134,21 @@ def test_runs_that_fix_no_law_are_refused(tmp_path, capsys, monkeypatch):
         code, out, err = run(capsys, monkeypatch, "fit", str(path))
         assert (code, out) == (2, "")
         assert err.startswith(f"sixnd: {path}: {problem}") and err.count("\n") == 1
+
+
+def test_resamples_are_bounded(table, capsys, monkeypatch):
+    """A number of resamples that no memory holds is refused before any is drawn."""
+    code, out, err = run(capsys, monkeypatch, "fit", str(table), "--bootstrap", "1e12")
+    assert (code, out, err) == (2, "", "sixnd: Invalid value for '--bootstrap': expected at most 100000, got 1e12\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(999_940_000, "999.9M"), (999_960_000, "1.000B"), (41.2967e9, "41.30B"), (4.0358e12, "4.036T"), (12, "12")],
+)
+def test_sizes_are_written_with_four_digits(number, text):
+    """The suffix goes up where four digits round up to a thousand."""
+    assert short(number) == text
 
 
 def test_fit_says_what_to_install(table, capsys, monkeypatch):

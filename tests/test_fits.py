@@ -6,6 +6,7 @@ import pytest
 from scipy.optimize import approx_fprime, linprog
 
 from accounting import fits
+from accounting.descent import descend
 from accounting.scaling import LossSurface
 
 LAW = LossSurface(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
@@ -139,6 +140,20 @@ def test_a_bootstrap_is_a_fit_of_drawn_runs(objective):
     start = [np.log(law.A), np.log(law.B), np.log(law.E), law.alpha, law.beta]
     theirs = fits.fit_scipy(*noisy[:, rows[-1]], objective=objective, starts=[start])
     assert relative(theirs.law, law) < 1e-6
+
+
+def test_resamples_without_an_optimum_are_left_out(monkeypatch):
+    """They are counted, and no interval has them in it."""
+
+    def lost(*arguments, **options):
+        ends = descend(*arguments, **options)
+        return ends._replace(arrived=np.arange(len(ends.arrived)) > 0)
+
+    monkeypatch.setattr(fits, "descend", lost)
+    drawn = fits.bootstrap(*runs(0.005), resamples=9, seed=0, law=LAW, level=0.5)
+    assert drawn.unconverged == 1
+    for name, column in zip(fits.CONSTANTS, drawn.laws[1:].T, strict=True):
+        assert tuple(drawn.bounds[name]) == tuple(np.quantile(column, [0.25, 0.75]))
 
 
 def test_a_wider_level_has_wider_intervals():

@@ -33,7 +33,7 @@ def test_tokens_come_from_compute_where_they_are_not_given(tmp_path):
     table = runs.load(path)
     assert table.tokens == (1e11, 1e11)
     assert table.tokens_from == "C / 6 N"
-    both = written(tmp_path / "both.csv", "N,D,C,loss\n1e9,3,6e20,2.5\n")
+    both = written(tmp_path / "both.csv", "N,D,C,loss\n1e9,3,unknown,2.5\n")
     assert runs.load(both).tokens == (3.0,)
 
 
@@ -59,7 +59,11 @@ BAD = {
     "zero": ("N,D,loss\n0,2,3\n", "row 2, column 'N': expected a positive number, got '0'"),
     "infinite": ("N,D,loss\n1,2,inf\n", "row 2, column 'loss': expected a positive number, got 'inf'"),
     "nan": ("N,D,loss\n1,nan,1\n", "row 2, column 'D': expected a positive number, got 'nan'"),
-    "short": ("N,D,loss\n1,2\n", "row 2, column 'loss': expected a positive number, got ''"),
+    "short": ("N,D,loss\n1,2\n", "row 2: expected 3 columns as in the header, got 2"),
+    "comma": ("N,D,loss\n70,5,1400,2.5\n", "row 2: expected 3 columns as in the header, got 4"),
+    "blank": ("N,D,loss\n1,2, \n", "row 2, column 'loss': expected a positive number, got ' '"),
+    "underscore": ("N,D,loss\n1_0,2,3\n", "row 2, column 'N': expected a positive number, got '1_0'"),
+    "script": ("N,D,loss\n\u0663,2,3\n", "row 2, column 'N': expected a positive number, got '\u0663'"),
     "quote": ('N,D,loss\n"1,2,3\n', "not a CSV file: unexpected end of data"),
     "control": ("N,D,\x1b[31mloss\n1,2,3\n", "expected a column for loss (loss, l), got N, D, \\x1b[31mloss"),
     "long": ("N,D,loss\n" + "1" * 200_000 + ",2,3\n", "not a CSV file: field larger than field limit (131072)"),

@@ -69,6 +69,11 @@ def test_a_corpus_is_studied_and_the_json_redraws_its_picture(tmp_path, monkeypa
         (["--corpus", "none.txt"], r"none\.txt: no such file or directory"),
         (["--corpus", "none.txt", "--diet", "fresh"], r"--diet is of the chain"),
         (["--steps", "0"], r"0 is not in the range"),
+        (["--steps", "1000000000000"], r"1000000000000 is not in the range"),
+        (["--seed", str(2**64)], r"18446744073709551616 is not in the range"),
+        (["--seed", "3", "--seed", "3"], r"--seed: the same one twice"),
+        (["--sizes", "4,6,4"], r"--sizes: the same one twice"),
+        (["--device", "meta"], r"--device meta: "),
     ],
 )
 def test_what_cannot_be_studied_is_one_line(arguments, problem, monkeypatch, capsys, tmp_path):

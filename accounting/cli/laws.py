@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from accounting.cli.options import WHOLE, choice_option, quantity
+from accounting.cli.options import choice_option, quantity
 from accounting.cli.output import document, json_option, table
 from accounting.files import InputError
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 #: The refit first: the constants that Hoffmann et al. print come from a fit that had not converged.
 NAMES = "besiroglu hoffmann hoffmann-4digit hoffmann-unrounded"
 CONVENTION = "N counts all parameters, tables among them; training costs 6 N D, serving 2 N a token"
-LOSS = quantity()
+MOST_RESAMPLES = 100_000
 
 
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--compute", type=quantity(), metavar="C", help="FLOPs of training to spend, such as 5.76e23.")
 @choice_option("--law", NAMES, "The fit of the loss surface.")
 @click.option("--inference", type=quantity(least=0), metavar="TOKENS", help="Tokens to serve after training.")
-@click.option("--loss", type=LOSS, metavar="L", help="The loss to reach; by default the least that C buys.")
+@click.option("--loss", type=quantity(), metavar="L", help="The loss to reach; by default the least that C buys.")
 @json_option
 def optimum(
     compute: Fraction | None, law: str, inference: Fraction | None, loss: Fraction | None, as_json: bool
@@ -43,6 +43,9 @@ def optimum(
         split, target = _split(surface, compute, inference, loss)
     except ValueError as error:
         raise click.UsageError(f"--law {law}: {error}") from None
+    if split.parameters < 1 or split.tokens < 1:
+        less = f"{split.parameters:.3g} parameters on {split.tokens:.3g} tokens, less than one"
+        raise click.UsageError(f"--law {law}: the best split is {less}")
     training, serving = 6 * split.parameters * split.tokens, 2 * split.parameters * float(inference or 0)
     numbers = {
         "N": split.parameters,
@@ -73,9 +76,9 @@ def optimum(
         ("N, parameters", short(split.parameters)),
         ("D, tokens of training", short(split.tokens)),
         ("D / N, tokens for each parameter", f"{split.ratio:,.4g}"),
-        ("loss, nats a token", f"{target:.4f}"),
-        ("  of it A / N^alpha", f"{numbers['alpha_term']:.4f}"),
-        ("  of it B / D^beta", f"{numbers['beta_term']:.4f}"),
+        ("loss, nats a token", f"{target:.5g}"),
+        ("  of it A / N^alpha", f"{numbers['alpha_term']:.3g}"),
+        ("  of it B / D^beta", f"{numbers['beta_term']:.3g}"),
         ("FLOPs of training, 6 N D", f"{training:.4g}"),
     ]
     if inference:
@@ -100,7 +103,12 @@ def _split(
 @click.argument("runs", type=click.Path())
 @choice_option("--objective", "huber lad", "Huber losses of log L with delta 1e-3, summed, or absolute deviations.")
 @click.option("--drop-highest", type=quantity(whole=True, least=0), default=0, metavar="K", help="Leave out K runs.")
-@click.option("--bootstrap", type=WHOLE, metavar="K", help="Intervals of 80 % from K resamples of the runs.")
+@click.option(
+    "--bootstrap",
+    type=quantity(whole=True, most=MOST_RESAMPLES),
+    metavar="K",
+    help="Intervals of 80 % from K resamples of the runs.",
+)
 @click.option("--seed", type=quantity(whole=True, least=0), default=0, metavar="S", help="Of the resamples.")
 @json_option
 def fit(runs: str, objective: "Objective", drop_highest: int, bootstrap: int | None, seed: int, as_json: bool) -> None:
@@ -165,7 +173,7 @@ def fit(runs: str, objective: "Objective", drop_highest: int, bootstrap: int | N
     click.echo(f"L = {formula(found.law)}")
     click.echo(f"Least sum of {meaning} of log L: {found.value:.6g}, from {found.starts:,} starts.")
     click.echo(
-        f"At this value ended {found.share_at_optimum:.1%} of the starts, their constants within "
+        f"At this value ended {found.at_optimum:,} of them ({found.share_at_optimum:.1%}), their constants within "
         f"{max(found.spread.values()):.2g} of each other; gradient {found.gradient_norm:.2g} of at most "
         f"{found.gradient_bound:.2g}: {'converged' if found.converged else 'NOT CONVERGED'}."
     )

@@ -37,14 +37,19 @@ def test_gpt_oss_on_the_slide(claim):
 
 @pytest.mark.claim("d2l.slides.profiler_fraction")
 def test_profiler_agrees_within_a_fraction_of_a_percent(claim):
-    """What torch's profiler finds in a step with fused attention is 6 N D and a fraction of a percent."""
-    spec, (batch, context) = d2l_gpt(), (1, 128)
-    decoder, tokens = Decoder(spec), torch.zeros(batch, context, dtype=torch.long)
-    with profile(activities=[ProfilerActivity.CPU], with_flops=True) as found:
-        F.cross_entropy(decoder(tokens).flatten(0, 1), tokens.flatten()).backward()
-    profiled = sum(event.flops or 0 for event in found.key_averages())
-    ratio = Fraction(profiled, conventions.six_nd(params.count(spec).matmul, tokens.numel()))
-    claim.holds(0 < ratio - 1 < Fraction(1, 100), f"{float(100 * (ratio - 1)):.2f} % more")
+    """What torch's profiler finds in a step with fused attention is 6 N D and a fraction of a percent; eager, more."""
+    spec, tokens = d2l_gpt(), torch.zeros(1, 128, dtype=torch.long)
+
+    def excess(attention):
+        decoder = Decoder(spec, attention=attention)
+        with profile(activities=[ProfilerActivity.CPU], with_flops=True) as found:
+            F.cross_entropy(decoder(tokens).flatten(0, 1), tokens.flatten()).backward()
+        profiled = sum(event.flops or 0 for event in found.key_averages())
+        return Fraction(profiled, conventions.six_nd(params.count(spec).matmul, tokens.numel())) - 1
+
+    fused, eager = excess("fused"), excess("eager")
+    claim.holds(0 < fused < Fraction(1, 100), f"{float(100 * fused):.2f} % more")
+    claim.otherwise(0 < eager < Fraction(1, 100), f"{float(100 * eager):.2f} % more with attention written out")
 
 
 @pytest.mark.claim("d2l.slides.chapter_ref_errata")
