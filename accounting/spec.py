@@ -20,7 +20,9 @@ A spec describes the computation and nothing else: a checkpoint's packing, names
 and extra tensors belong to ``accounting.naming`` and ``accounting.huggingface``.
 """
 
+import math
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal, get_args
 
 MAX_WIDTH = 2**24
@@ -60,9 +62,24 @@ def _choice(field: str, value: object, choices: Any) -> None:
         raise SpecError(field, f"expected one of {', '.join(get_args(choices))}, got {value!r}")
 
 
+def _finite(field: str, value: float | None) -> None:
+    if value is not None:
+        _instance(field, value, int, float)
+        if not -math.inf < value < math.inf:
+            raise SpecError(field, f"expected a finite number, got {value}")
+
+
 def _positive(field: str, value: float | None) -> None:
-    if value is not None and not value > 0:
+    _finite(field, value)
+    if value is not None and value <= 0:
         raise SpecError(field, f"expected a positive number, got {value}")
+
+
+def _instance(field: str, value: object, *kinds: type) -> None:
+    """The value has one of the types; a truth value is not taken for a number."""
+    if not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
+        names = " or ".join("nothing" if kind is NoneType else kind.__name__ for kind in kinds)
+        raise SpecError(field, f"expected {names}, got {type(value).__name__}")
 
 
 def _product(field: str, *factors: int) -> None:
@@ -87,6 +104,9 @@ class Norm:
 
     def __post_init__(self) -> None:
         _choice("norm.kind", self.kind, NormKind)
+        _positive("norm.eps", self.eps)
+        _instance("norm.bias", self.bias, bool)
+        _instance("norm.unit_offset", self.unit_offset, bool)
         if self.bias and self.kind == "rms":
             raise SpecError("norm.bias", "RMSNorm has no offset")
 
@@ -115,9 +135,20 @@ class RotaryScaling:
 
     def __post_init__(self) -> None:
         _choice("rotary.scaling.kind", self.kind, ScalingKind)
-        _positive("rotary.scaling.factor", self.factor)
         _size("rotary.scaling.original_context", self.original_context, MAX_POSITIONS)
-        if not self.low_frequency_factor < self.high_frequency_factor:
+        for field in (
+            "factor",
+            "low_frequency_factor",
+            "high_frequency_factor",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+        ):
+            _positive(f"rotary.scaling.{field}", getattr(self, field))
+        _finite("rotary.scaling.mscale", self.mscale)
+        _finite("rotary.scaling.mscale_all_dim", self.mscale_all_dim)
+        _instance("rotary.scaling.truncate", self.truncate, bool)
+        if self.kind == "llama3" and self.low_frequency_factor >= self.high_frequency_factor:
             raise SpecError("rotary.scaling.low_frequency_factor", "expected less than high_frequency_factor")
 
 
@@ -137,8 +168,11 @@ class Rotary:
         _size("rotary.dim", self.dim, MAX_WIDTH)
         if self.dim % 2:
             raise SpecError("rotary.dim", f"expected an even number of rotated dimensions, got {self.dim}")
-        if not self.base > 1:
+        _finite("rotary.base", self.base)
+        if self.base <= 1:
             raise SpecError("rotary.base", f"expected a number above 1, got {self.base}")
+        _instance("rotary.interleaved", self.interleaved, bool)
+        _instance("rotary.scaling", self.scaling, RotaryScaling, NoneType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +207,13 @@ class Attention:
             raise SpecError("kv_heads", f"expected a divisor of the {self.heads} query heads, got {self.kv_heads}")
         if self.window is not None:
             _size("window", self.window, MAX_POSITIONS)
+        for field in ("bias", "output_bias", "sinks"):
+            _instance(field, getattr(self, field), bool)
+        _instance("qk_norm", self.qk_norm, Norm, NoneType)
         _choice("qk_norm_span", self.qk_norm_span, Span)
+        _positive("scale", self.scale)
         _positive("softcap", self.softcap)
+        _instance("rotary", self.rotary, Rotary, NoneType)
         if self.rotary is not None and self.rotary.dim > self.head_dim:
             raise SpecError("rotary.dim", f"expected at most head_dim {self.head_dim}, got {self.rotary.dim}")
 
@@ -217,6 +256,10 @@ class LatentAttention:
             _size("query_rank", self.query_rank, MAX_WIDTH)
         _product("heads * (nope_head_dim + rope_head_dim)", self.heads, self.score_width)
         _product("heads * (nope_head_dim + value_head_dim)", self.heads, self.nope_head_dim + self.value_head_dim)
+        _instance("bias", self.bias, bool)
+        _instance("norm", self.norm, Norm)
+        _instance("window", self.window, NoneType)
+        _instance("rotary", self.rotary, Rotary)
         if self.rotary.dim != self.rope_head_dim:
             raise SpecError("rotary.dim", f"expected rope_head_dim {self.rope_head_dim}, got {self.rotary.dim}")
 
@@ -251,7 +294,11 @@ class FeedForward:
     def __post_init__(self) -> None:
         _size("feed_forward.width", self.width, MAX_WIDTH)
         _choice("feed_forward.activation", self.activation, Activation)
+        _instance("feed_forward.gated", self.gated, bool)
+        _instance("feed_forward.bias", self.bias, bool)
         _positive("feed_forward.clamp", self.clamp)
+        _positive("feed_forward.gain", self.gain)
+        _finite("feed_forward.up_offset", self.up_offset)
         if not self.gated and (self.clamp is not None or self.gain != 1 or self.up_offset):
             raise SpecError("feed_forward.gated", "a clamp, a gain and an offset need a gate")
         if self.activation != "silu" and self.gain != 1:
@@ -281,6 +328,9 @@ class Router:
     def __post_init__(self) -> None:
         _choice("router.score", self.score, Score)
         _choice("router.order", self.order, Order)
+        _positive("router.scale", self.scale)
+        for field in ("normalize", "bias", "selection_bias"):
+            _instance(f"router.{field}", getattr(self, field), bool)
         _size("router.groups", self.groups, MAX_COUNT)
         _size("router.top_groups", self.top_groups, MAX_COUNT)
         if self.top_groups > self.groups:
@@ -303,6 +353,9 @@ class Experts:
     def __post_init__(self) -> None:
         _size("experts", self.experts, MAX_COUNT)
         _size("active", self.active, MAX_COUNT)
+        _instance("expert", self.expert, FeedForward)
+        _instance("router", self.router, Router)
+        _instance("shared", self.shared, FeedForward, NoneType)
         if self.active > self.experts:
             raise SpecError("active", f"expected at most the {self.experts} experts, got {self.active}")
         if self.experts % self.router.groups:
@@ -327,6 +380,12 @@ class Block:
     attention_post_norm: Norm | None = None
     feed_forward_norm: Norm | None = None
     feed_forward_post_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        _instance("attention", self.attention, Attention, LatentAttention)
+        _instance("feed_forward", self.feed_forward, FeedForward, Experts)
+        for field in ("attention_norm", "attention_post_norm", "feed_forward_norm", "feed_forward_post_norm"):
+            _instance(field, getattr(self, field), Norm, NoneType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,5 +412,12 @@ class ModelSpec:
         _size("vocab", self.vocab, MAX_WIDTH)
         _size("width", self.width, MAX_WIDTH)
         _size("context", self.context, MAX_WIDTH if self.learned_positions else MAX_POSITIONS)
+        _instance("blocks", self.blocks, tuple)
         _size("layers", len(self.blocks), MAX_LAYERS)
+        for block in self.blocks:
+            _instance("blocks", block, Block)
+        _instance("final_norm", self.final_norm, Norm)
+        _instance("tied", self.tied, bool)
+        _instance("learned_positions", self.learned_positions, bool)
+        _positive("embedding_scale", self.embedding_scale)
         _positive("logit_softcap", self.logit_softcap)

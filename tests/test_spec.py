@@ -6,6 +6,7 @@ import pytest
 
 from accounting.spec import (
     Attention,
+    Block,
     Experts,
     FeedForward,
     LatentAttention,
@@ -20,8 +21,10 @@ from model.recipes import tutor
 ATTENTION = {"heads": 4, "kv_heads": 2, "head_dim": 8}
 LATENT = {"heads": 2, "kv_rank": 4, "nope_head_dim": 4, "rope_head_dim": 2, "value_head_dim": 4}
 EXPERT = FeedForward(width=8, activation="silu", gated=True)
+ROTARY = Rotary(base=1e4, dim=2)
+YARN = RotaryScaling(kind="yarn", factor=2.0, original_context=8)
 
-
+INF, NAN = float("inf"), float("nan")
 IMPOSSIBLE = [
     (lambda: Norm(kind="rms", bias=True), "norm.bias"),
     (lambda: Norm(kind="batch"), "norm.kind"),
@@ -65,6 +68,60 @@ IMPOSSIBLE = [
     (lambda: replace(tutor(), vocab=0), "vocab"),
     (lambda: replace(tutor(), blocks=()), "layers"),
     (lambda: replace(tutor(), context=2**31), "context"),
+    (lambda: Norm(eps=0.0), "norm.eps"),
+    (lambda: Norm(eps=NAN), "norm.eps"),
+    (lambda: Norm(eps="1e-6"), "norm.eps"),
+    (lambda: Norm(eps=True), "norm.eps"),
+    (lambda: Norm(unit_offset=1), "norm.unit_offset"),
+    (lambda: Norm(kind="layer", bias="no"), "norm.bias"),
+    *(
+        (lambda field=field, value=value: replace(YARN, **{field: value}), f"rotary.scaling.{field}")
+        for field in ("factor", "low_frequency_factor", "high_frequency_factor", "beta_fast", "beta_slow")
+        for value in (0.0, -1.0, INF, NAN)
+    ),
+    (lambda: replace(YARN, attention_factor=0.0), "rotary.scaling.attention_factor"),
+    (lambda: replace(YARN, mscale=INF), "rotary.scaling.mscale"),
+    (lambda: replace(YARN, mscale_all_dim=NAN), "rotary.scaling.mscale_all_dim"),
+    (lambda: replace(YARN, truncate="no"), "rotary.scaling.truncate"),
+    (lambda: Rotary(base=INF, dim=4), "rotary.base"),
+    (lambda: replace(ROTARY, interleaved="no"), "rotary.interleaved"),
+    (lambda: replace(ROTARY, scaling={"factor": 2.0}), "rotary.scaling"),
+    *((lambda scale=scale: Attention(**ATTENTION, scale=scale), "scale") for scale in (0.0, -1.0, INF, NAN)),
+    (lambda: Attention(**ATTENTION, softcap=INF), "softcap"),
+    (lambda: Attention(**ATTENTION, bias="no"), "bias"),
+    (lambda: Attention(**ATTENTION, output_bias=1), "output_bias"),
+    (lambda: Attention(**ATTENTION, sinks="no"), "sinks"),
+    (lambda: Attention(**ATTENTION, qk_norm=True), "qk_norm"),
+    (lambda: Attention(**ATTENTION, rotary=1e4), "rotary"),
+    (lambda: LatentAttention(**LATENT, rotary=ROTARY, window=3), "window"),
+    (lambda: LatentAttention(**LATENT, rotary=None), "rotary"),
+    (lambda: LatentAttention(**LATENT, rotary=ROTARY, norm=None), "norm"),
+    (lambda: LatentAttention(**LATENT, rotary=ROTARY, bias="no"), "bias"),
+    (lambda: replace(EXPERT, gated="no"), "feed_forward.gated"),
+    (lambda: replace(EXPERT, bias="no"), "feed_forward.bias"),
+    (lambda: replace(EXPERT, gain=0.0), "feed_forward.gain"),
+    (lambda: replace(EXPERT, gain=NAN), "feed_forward.gain"),
+    (lambda: replace(EXPERT, up_offset=INF), "feed_forward.up_offset"),
+    *((lambda scale=scale: Router(scale=scale), "router.scale") for scale in (0.0, -1.0, INF, NAN)),
+    (lambda: Router(normalize="no"), "router.normalize"),
+    (lambda: Router(bias=1), "router.bias"),
+    (lambda: Router(selection_bias="no"), "router.selection_bias"),
+    (lambda: Experts(experts=4, active=2, expert=None), "expert"),
+    (lambda: Experts(experts=4, active=2, expert=EXPERT, router="softmax"), "router"),
+    (lambda: Experts(experts=4, active=2, expert=EXPERT, shared=8), "shared"),
+    (lambda: Block(attention=EXPERT, feed_forward=EXPERT), "attention"),
+    (lambda: Block(attention=Attention(**ATTENTION), feed_forward=None), "feed_forward"),
+    *(
+        (lambda field=field: replace(tutor().blocks[0], **{field: True}), field)
+        for field in ("attention_norm", "attention_post_norm", "feed_forward_norm", "feed_forward_post_norm")
+    ),
+    (lambda: replace(tutor(), blocks=list(tutor().blocks)), "blocks"),
+    (lambda: replace(tutor(), blocks=(None,)), "blocks"),
+    (lambda: replace(tutor(), final_norm=None), "final_norm"),
+    (lambda: replace(tutor(), tied="no"), "tied"),
+    (lambda: replace(tutor(), learned_positions=1), "learned_positions"),
+    (lambda: replace(tutor(), embedding_scale=0.0), "embedding_scale"),
+    (lambda: replace(tutor(), embedding_scale=NAN), "embedding_scale"),
 ]
 
 
@@ -75,6 +132,11 @@ def test_an_impossible_value_names_its_field(make, field):
         make()
     assert error.value.field == field
     assert "\n" not in str(error.value)
+
+
+def test_frequencies_that_a_scaling_does_not_use_are_in_no_order():
+    """Only llama3's scaling has the two."""
+    assert replace(YARN, low_frequency_factor=5.0) != YARN
 
 
 def test_a_spec_is_a_value():
