@@ -275,6 +275,8 @@ def _convert(fields: dict[str, Any], into: type[Fields]) -> Fields:
                 raise SpecError(name, UNKNOWN)
         elif value is not None or field.required or _takes_null(field.type):
             kept[name] = _without_nulls(value) if name.startswith("rope_") else value
+    if kept.get("rope_scaling") == {}:  # says nothing, unlike an empty rope_parameters: that has no scaling
+        del kept["rope_scaling"]
     try:
         return msgspec.convert(kept, into)
     except msgspec.ValidationError as error:

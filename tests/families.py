@@ -55,7 +55,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "mistral": GROUPED | {"head_dim": 8, "sliding_window": 5},
     "mixtral": GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo2": GROUPED | {"attention_bias": True},
-    "olmo3": {name: value for name, value in (GROUPED | WINDOWS).items() if name != "rope_theta"},
+    "olmo3": GROUPED | WINDOWS,
     "qwen2": GROUPED | WINDOWS | {"use_sliding_window": True, "tie_word_embeddings": True},
     "qwen3": GROUPED | {"head_dim": 8, "tie_word_embeddings": True},
     "qwen3_moe": GROUPED

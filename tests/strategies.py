@@ -24,7 +24,18 @@ SCALINGS = st.sampled_from(
             "original_max_position_embeddings": 8,
         },
     ]
+) | st.fixed_dictionaries(
+    {"rope_type": st.just("yarn"), "factor": st.floats(1.5, 8.0)},
+    optional={
+        "original_max_position_embeddings": st.integers(4, 64),
+        "truncate": st.booleans(),
+        "attention_factor": st.floats(0.5, 2.0),
+        "mscale": st.floats(0.5, 2.0),
+        "mscale_all_dim": st.floats(0.5, 2.0),
+    },
 )
+THETAS = st.floats(2.0, 1e6)
+KINDS = ("full_attention", "sliding_attention")
 #: The pair of coefficients of DeepSeek: equal, apart, and one alone.
 MAGNITUDES = st.sampled_from(
     [{"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {"mscale_all_dim": 0.5}, {}]
@@ -37,6 +48,30 @@ def optional(draw: st.DrawFn, config: Config, **fields: st.SearchStrategy[Any]) 
     for name, values in fields.items():
         if draw(st.booleans()):
             config[name] = draw(values)
+
+
+def positions(draw: st.DrawFn, config: Config, *, by_kind: bool = False, scalings: st.SearchStrategy[Config]) -> None:
+    """The section on rotary positions, as older files have it, as newer ones do, or left out.
+
+    ``by_kind``: the newer one has a section for each kind of layer, and the older one its type under one name alone.
+    """
+    section = dict(draw(scalings))
+    optional(draw, section, rope_theta=THETAS)
+    match draw(st.sampled_from(["absent", "old", "oldest", "new"])):
+        case "oldest" if not by_kind:
+            config["rope_scaling"] = {"type": section.pop("rope_type"), **section}
+        case "old":
+            config["rope_scaling"] = section
+        case "new" if by_kind:
+            config["rope_parameters"] = {}
+            one = (
+                st.none()
+                | st.fixed_dictionaries({}, optional={"rope_theta": THETAS})
+                | st.builds(dict, st.just(section))
+            )
+            optional(draw, config["rope_parameters"], **dict.fromkeys(KINDS, one))
+        case "new":
+            config["rope_parameters"] = section
 
 
 @st.composite
@@ -62,7 +97,15 @@ def gpt2(draw: st.DrawFn) -> Config:
     return config
 
 
-def grouped(draw: st.DrawFn, model_type: str, *, head_dim: bool = True, activation: str = "hidden_act") -> Config:
+def grouped(
+    draw: st.DrawFn,
+    model_type: str,
+    *,
+    head_dim: bool = True,
+    by_kind: bool = False,
+    activation: str = "hidden_act",
+    activations: st.SearchStrategy[str] = ACTIVATIONS,
+) -> Config:
     """What Llama and its variations share; ``head_dim``: the family may set it."""
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
@@ -81,13 +124,13 @@ def grouped(draw: st.DrawFn, model_type: str, *, head_dim: bool = True, activati
         draw,
         config,
         tie_word_embeddings=st.booleans(),
-        rope_theta=st.floats(2.0, 1e6),
-        rope_scaling=SCALINGS,
+        rope_theta=THETAS,
         rms_norm_eps=st.floats(1e-8, 1e-3),
-        **{activation: ACTIVATIONS},
+        **{activation: activations},
         **({"head_dim": st.integers(1, 8).map(lambda half: 2 * half)} if head_dim else {}),
     )
-    if head_dim and "rope_scaling" in config:
+    positions(draw, config, by_kind=by_kind, scalings=SCALINGS)
+    if head_dim and config.keys() & {"rope_scaling", "rope_parameters"}:
         # transformers scales by the field as it stands, which some families leave empty.
         config.setdefault("head_dim", config["hidden_size"] // heads)
     return config
@@ -125,7 +168,7 @@ def mixtral(draw: st.DrawFn) -> Config:
 
 def windows(draw: st.DrawFn, config: Config) -> None:
     """Windows by rule or by list, of a size or of the family's default."""
-    kinds = st.sampled_from(["full_attention", "sliding_attention"])
+    kinds = st.sampled_from(KINDS)
     layers = config["num_hidden_layers"]
     optional(
         draw,
@@ -172,25 +215,25 @@ def qwen3_moe(draw: st.DrawFn) -> Config:
         decoder_sparse_step=st.integers(1, 3),
         mlp_only_layers=st.lists(st.integers(0, 3), max_size=2),
     )
+    kind = "sliding_attention" if config.get("use_sliding_window") else "full_attention"
+    optional(draw, config, layer_types=st.just([kind] * config["num_hidden_layers"]))
     return config
 
 
 @st.composite
 def olmo(draw: st.DrawFn, model_type: str) -> Config:
-    config = grouped(draw, model_type, head_dim=False)
+    config = grouped(draw, model_type, head_dim=False, by_kind=model_type == "olmo3")
     if draw(st.booleans()):
         del config["num_key_value_heads"]
     optional(draw, config, attention_bias=st.booleans())
     if model_type == "olmo3":
         windows(draw, config)
-        # transformers gives rope_theta to the layers without a window alone.
-        config.pop("rope_theta", None)
     return config
 
 
 @st.composite
 def gemma3_text(draw: st.DrawFn) -> Config:
-    config = grouped(draw, "gemma3_text", activation="hidden_activation")
+    config = grouped(draw, "gemma3_text", by_kind=True, activation="hidden_activation")
     windows(draw, config)
     optional(
         draw,
@@ -198,6 +241,7 @@ def gemma3_text(draw: st.DrawFn) -> Config:
         attention_bias=st.booleans(),
         sliding_window_pattern=st.integers(1, 4),
         query_pre_attn_scalar=st.integers(1, 64),
+        rope_local_base_freq=THETAS,
         final_logit_softcapping=st.floats(1.0, 50.0),
     )
     return config
@@ -246,19 +290,19 @@ def deepseek_v3(draw: st.DrawFn, model_type: str) -> Config:
         tie_word_embeddings=st.booleans(),
         attention_bias=st.booleans(),
         rms_norm_eps=st.floats(1e-8, 1e-3),
-        rope_theta=st.floats(2.0, 1e6),
+        rope_theta=THETAS,
         rope_interleave=st.booleans(),
-        rope_scaling=st.builds(dict.__or__, SCALINGS, MAGNITUDES),
         hidden_act=ACTIVATIONS,
         norm_topk_prob=st.booleans(),
         routed_scaling_factor=st.floats(0.5, 3.0),
     )
+    positions(draw, config, scalings=st.builds(dict.__or__, SCALINGS, MAGNITUDES))
     return config
 
 
 @st.composite
 def gpt_oss(draw: st.DrawFn) -> Config:
-    config = grouped(draw, "gpt_oss")
+    config = grouped(draw, "gpt_oss", activations=st.sampled_from(["silu", "swish"]))
     experts(draw, config, "num_local_experts")
     windows(draw, config)
     # A limit that small configs reach.
@@ -269,7 +313,6 @@ def gpt_oss(draw: st.DrawFn) -> Config:
         swiglu_limit=st.floats(0.1, 1.0),
         swiglu_alpha=st.floats(0.5, 3.0),
     )
-    config.pop("hidden_act", None)
     return config
 
 

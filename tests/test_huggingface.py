@@ -55,6 +55,11 @@ DEEPSEEK = {
     "topk_group": 1,
 }
 
+OLMO3 = {**LLAMA, "model_type": "olmo3"}
+GEMMA3 = {"model_type": "gemma3_text"}
+GPT_OSS = {**LLAMA, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
 
 def refused(config, **options):
     """The one line with which a config is refused."""
@@ -147,6 +152,43 @@ def test_bad_fields_are_named(fields, expected):
         ),
         ({**QWEN3_MOE, "use_qk_norm": False}, "use_qk_norm: expected True"),
         ({**DEEPSEEK, "num_mtp_layers": 2}, "num_mtp_layers: expected num_nextn_predict_layers 0"),
+        (
+            {**QWEN3_MOE, "layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True},
+            "layer_types: expected sliding_attention on every layer",
+        ),
+        (
+            {**QWEN3_MOE, "layer_types": ["sliding_attention"] * 2},
+            "layer_types: expected full_attention on every layer",
+        ),
+        ({**QWEN3_MOE, "layer_types": ["full_attention"]}, "layer_types: expected full_attention on every layer"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None, another value"),
+        ({**GEMMA3, "sliding_window": None}, "sliding_window: expected an integer, got null"),
+        ({**GEMMA3, "_sliding_window_pattern": 2}, "_sliding_window_pattern: expected 6"),
+        (
+            {**GEMMA3, "sliding_window_pattern": 2, "_sliding_window_pattern": 6},
+            "_sliding_window_pattern: expected 2",
+        ),
+        ({**GPT_OSS, "sliding_window": None}, "sliding_window: expected an integer, got null"),
+        ({**GPT_OSS, "hidden_act": "gelu"}, "hidden_act: expected one of silu, swish, got 'gelu'"),
+        ({**OLMO3, "sliding_window": None}, "sliding_window: expected an integer, got null"),
+        *(
+            ({**one, "rope_parameters": {**LINEAR, "rope_theta": 50.0}}, "rope_parameters: expected a section for each")
+            for one in (OLMO3, GEMMA3)
+        ),
+        *(
+            ({**one, "rope_parameters": {"full_attention": LINEAR}}, "rope_parameters: expected one section for all")
+            for one in (LLAMA, GPT_OSS, QWEN3_MOE, DEEPSEEK, {**LLAMA, "model_type": "olmo2"})
+        ),
+        *(
+            ({**one, "rope_scaling": LINEAR, "rope_parameters": {"full_attention": LINEAR}}, "rope_scaling: expected")
+            for one in (OLMO3, GEMMA3)
+        ),
+        *(
+            ({**one, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type: expected the name rope_")
+            for one in (OLMO3, GEMMA3)
+        ),
+        ({**GEMMA3, "rope_parameters": {"full_attention": 3}}, "rope_parameters: Expected"),
+        ({**LLAMA, "rope_scaling": LINEAR, "rope_parameters": {"rope_theta": 50.0}}, "rope_scaling: expected no more"),
     ],
 )
 def test_values_that_no_decoder_has_are_named_as_the_config_names_them(config, expected):
@@ -430,6 +472,46 @@ def test_every_family_reads_both_ways_of_writing_positions():
     new = read({**LLAMA, "rope_parameters": {**llama3, "rope_theta": 5e5}}).spec
     assert old == new != read(LLAMA).spec
     assert old.blocks[0].attention.rotary.base == 5e5
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT_OSS, OLMO3, GEMMA3], ids=lambda config: config["model_type"])
+def test_an_empty_scaling_is_absent(config):
+    """gpt-oss then has the scaling of its configuration class, which an empty rope_parameters takes away."""
+    assert read({**config, "rope_scaling": {}}).spec == read(config).spec
+    plain = read({**config, "rope_parameters": {}}).spec
+    assert (plain == read(config).spec) is (config is not GPT_OSS)
+
+
+def test_both_ways_of_writing_positions_may_say_the_same():
+    """Two sections that are equal are one."""
+    assert (
+        read({**LLAMA, "rope_scaling": LINEAR, "rope_parameters": LINEAR}).spec
+        == read({**LLAMA, "rope_scaling": LINEAR}).spec
+    )
+
+
+@pytest.mark.parametrize(("config", "base"), [(GEMMA3, 1e4), (OLMO3, 5e5)], ids=["gemma3_text", "olmo3"])
+@pytest.mark.parametrize("fields", [{"rope_theta": 50.0}, {"rope_scaling": {**LINEAR, "rope_theta": 50.0}}])
+def test_a_base_concerns_the_layers_without_a_window(config, base, fields):
+    """The others rotate by the family's own, wherever the base stands."""
+    blocks = read(
+        {**config, "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"], **fields}
+    ).spec.blocks
+    assert (blocks[0].attention.rotary.base, blocks[0].attention.rotary.scaling) == (base, None)
+    assert blocks[5].attention.rotary.base == 50
+
+
+def test_a_saved_pattern_says_nothing_beside_the_layers():
+    """A config that transformers saves has it along with the list that it made."""
+    layers = ["sliding_attention", "full_attention"] * 13
+    config = {**GEMMA3, "layer_types": layers}
+    assert read({**config, "_sliding_window_pattern": 2}).spec == read(config).spec
+
+
+def test_a_scaling_is_not_refused_for_what_it_does_not_use():
+    """Only llama3's has frequencies to be in order."""
+    section = {**LINEAR, "low_freq_factor": 5.0}
+    assert read({**LLAMA, "rope_scaling": section}).spec.blocks[0].attention.rotary.scaling.kind == "linear"
 
 
 def test_a_scaling_concerns_gemmas_full_layers_only():

@@ -7,7 +7,7 @@ Hugging Face's transformers, and a size has one only where published files leave
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -178,6 +178,14 @@ class RopeParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+def _section(fields: Any) -> RopeParameters:
+    """A section of ``rope_parameters``."""
+    try:
+        return msgspec.convert(fields, RopeParameters)
+    except msgspec.ValidationError as error:
+        raise SpecError("rope_parameters", str(error)) from None
+
+
 class RotaryConfig(Config, kw_only=True):
     """A family with rotary positions and RMSNorm."""
 
@@ -191,6 +199,9 @@ class RotaryConfig(Config, kw_only=True):
         "active": "num_experts_per_tok",
     }
     default_theta: ClassVar[float] = 10_000.0
+    #: Whether ``rope_parameters`` has a section for each kind of layer; ``rope_scaling``, and ``rope_theta``
+    #: beside it, then concern the layers without a window alone.
+    sections_by_kind: ClassVar[bool] = False
 
     vocab_size: Width
     hidden_size: Width
@@ -212,17 +223,27 @@ class RotaryConfig(Config, kw_only=True):
         """The rotary base of a layer, where its section does not give one."""
         return self.rope_theta or self.default_theta
 
+    def check(self) -> None:
+        super().check()
+        given, kinds = self.rope_parameters or {}, get_args(LayerType)
+        if self.sections_by_kind and not given.keys() <= set(kinds):
+            raise SpecError("rope_parameters", f"expected a section for each kind of layer: {' and '.join(kinds)}")
+        if not self.sections_by_kind and given.keys() & set(kinds):
+            raise SpecError("rope_parameters", "expected one section for all layers, got one for each kind")
+        if self.rope_scaling is None:
+            return
+        if given and (self.sections_by_kind or _section(given) != self.rope_scaling):
+            raise SpecError("rope_scaling", "expected no more than rope_parameters says, which is given too")
+        if self.sections_by_kind and self.rope_scaling.rope_type is None and self.rope_scaling.type is not None:
+            raise SpecError("rope_scaling.type", "expected the name rope_type, the only one that the family reads")
+
     def section(self, kind: LayerType) -> RopeParameters:
-        """The section for a layer of this kind: newer files may have one for each kind."""
+        """The section for a layer of this kind."""
         if self.rope_scaling is not None:
-            return self.rope_scaling
+            concerned = kind == "full_attention" or not self.sections_by_kind
+            return self.rope_scaling if concerned else RopeParameters()
         given = self.rope_parameters or {}
-        nested = given.keys() & {"full_attention", "sliding_attention"}
-        section = (given.get(kind) or {}) if nested else given
-        try:
-            return msgspec.convert(section, RopeParameters)
-        except msgspec.ValidationError as error:
-            raise SpecError("rope_parameters", str(error)) from None
+        return _section(given.get(kind, {}) if self.sections_by_kind else given)
 
     def rotary(self, dim: int, kind: LayerType = "full_attention", *, interleaved: bool = False) -> Rotary:
         """The rotation of a layer of this kind, over ``dim`` numbers of a head."""
@@ -319,4 +340,6 @@ class WindowedConfig(GroupedConfig, kw_only=True):
         raise NotImplementedError
 
     def window(self) -> int | None:
+        if self.sliding_window is None:
+            raise SpecError("sliding_window", "expected an integer, got null, and there are layers with a window")
         return self.sliding_window

@@ -18,7 +18,7 @@ from accounting.families.base import (
     WindowedConfig,
     pattern,
 )
-from accounting.spec import Activation, Attention, Block, Experts, FeedForward, ModelSpec, Norm, Rotary
+from accounting.spec import Activation, Attention, Block, Experts, FeedForward, ModelSpec, Norm, SpecError
 
 
 class Gemma3(WindowedConfig, kw_only=True):
@@ -30,8 +30,10 @@ class Gemma3(WindowedConfig, kw_only=True):
     """
 
     classes = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
-    only = {"use_bidirectional_attention": False}
+    # transformers keeps attn_logit_softcapping, and bounds no scores by it.
+    only = {"use_bidirectional_attention": False, "attn_logit_softcapping": None}
     default_theta = 1_000_000.0
+    sections_by_kind = True
 
     vocab_size: Width = 262_208
     hidden_size: Width = 2304
@@ -49,7 +51,7 @@ class Gemma3(WindowedConfig, kw_only=True):
     query_pre_attn_scalar: Positive = 256.0
     rope_local_base_freq: Positive = 10_000.0
     sliding_window_pattern: Count | None = None
-    saved_sliding_window_pattern: Count = msgspec.field(default=6, name="_sliding_window_pattern")
+    saved_sliding_window_pattern: Count | None = msgspec.field(default=None, name="_sliding_window_pattern")
     attn_logit_softcapping: Positive | None = None
     final_logit_softcapping: Positive | None = None
     use_bidirectional_attention: bool = False
@@ -63,15 +65,13 @@ class Gemma3(WindowedConfig, kw_only=True):
         return ACTIVATIONS[self.hidden_activation]
 
     def default_kinds(self) -> Sequence[LayerType]:
-        every = self.sliding_window_pattern or self.saved_sliding_window_pattern
+        every = self.sliding_window_pattern or 6
+        if self.saved_sliding_window_pattern not in (None, every):
+            raise SpecError("_sliding_window_pattern", f"expected {every} where layer_types is not given")
         return pattern(self.num_hidden_layers, every=every)
 
     def theta(self, kind: LayerType) -> float:
         return self.rope_local_base_freq if kind == "sliding_attention" else super().theta(kind)
-
-    def rotary(self, dim: int, kind: LayerType = "full_attention", *, interleaved: bool = False) -> Rotary:
-        rotary = super().rotary(dim, kind, interleaved=interleaved)
-        return replace(rotary, scaling=None) if kind == "sliding_attention" and self.rope_scaling else rotary
 
     def attention(self, kind: LayerType) -> Attention:
         bias = self.attention_bias
@@ -81,7 +81,6 @@ class Gemma3(WindowedConfig, kw_only=True):
             output_bias=bias,
             qk_norm=self.norm,
             scale=self.query_pre_attn_scalar**-0.5,
-            softcap=self.attn_logit_softcapping,
         )
 
     def block(self, attention: Attention, feed_forward: FeedForward | Experts) -> Block:

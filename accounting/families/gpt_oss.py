@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from accounting import census
 from accounting.families.base import (
@@ -29,6 +30,8 @@ class GptOss(WindowedConfig, kw_only=True):
 
     rms_norm_eps: Positive = 1e-5
     head_dim: Width = 64
+    # The experts have the clamped SwiGLU, whatever this says.
+    hidden_act: Literal["silu", "swish"] = "silu"
     sliding_window: Positions | None = 128
     attention_bias: bool = True
     num_local_experts: Count

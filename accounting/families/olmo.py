@@ -4,18 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from accounting.families.base import Count, LayerType, Positive, WindowedConfig, pattern
-from accounting.spec import Attention, Block, Experts, FeedForward, Rotary
+from accounting.spec import Attention, Block, Experts, FeedForward
 
 
 class Olmo3(WindowedConfig, kw_only=True):
     """``model_type`` olmo3 (2025): three layers with a window, then one that sees everything.
 
     The norms stand after attention and feed-forward, and over all of a query and a key.
-    A scaling of the rotary positions concerns the layers without a window.
+    A scaling of the rotary positions concerns the layers without a window, and so does
+    ``rope_theta``: the others rotate by the default.
     """
 
     classes = frozenset({"Olmo3ForCausalLM"})
     default_theta = 500_000.0
+    sections_by_kind = True
 
     num_key_value_heads: Count | None = None
     rms_norm_eps: Positive = 1e-5
@@ -24,9 +26,8 @@ class Olmo3(WindowedConfig, kw_only=True):
     def default_kinds(self) -> Sequence[LayerType]:
         return pattern(self.num_hidden_layers, every=4)
 
-    def rotary(self, dim: int, kind: LayerType = "full_attention", *, interleaved: bool = False) -> Rotary:
-        rotary = super().rotary(dim, kind, interleaved=interleaved)
-        return replace(rotary, scaling=None) if kind == "sliding_attention" and self.rope_scaling else rotary
+    def theta(self, kind: LayerType) -> float:
+        return self.default_theta if kind == "sliding_attention" else super().theta(kind)
 
     def attention(self, kind: LayerType) -> Attention:
         bias = self.attention_bias
@@ -46,6 +47,7 @@ class Olmo2(Olmo3, kw_only=True):
 
     classes = frozenset({"Olmo2ForCausalLM"})
     default_theta = 10_000.0
+    sections_by_kind = False
 
     layer_types: None = None
     sliding_window: None = None

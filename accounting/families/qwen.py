@@ -79,8 +79,13 @@ class Qwen3Moe(HeadNormed, kw_only=True):
             raise SpecError("num_experts", "missing" if not given else "expected what num_local_experts says")
         return next(count for count in given if count is not None)
 
-    def default_kinds(self) -> Sequence[LayerType]:
-        return ["sliding_attention"] * self.num_hidden_layers
+    def kinds(self) -> Sequence[LayerType]:
+        """One kind for all layers: transformers builds one mask, whatever ``layer_types`` says."""
+        kind: LayerType = "full_attention" if self.window() is None else "sliding_attention"
+        kinds = [kind] * self.num_hidden_layers
+        if self.layer_types not in (None, kinds):
+            raise SpecError("layer_types", f"expected {kind} on every layer, as use_sliding_window and the window say")
+        return kinds
 
     def feed_forward(self, layer: int) -> FeedForward | Experts:
         if layer in self.mlp_only_layers or (layer + 1) % self.decoder_sparse_step:
