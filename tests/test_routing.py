@@ -4,8 +4,6 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -454,26 +452,6 @@ def test_gradient_in_torch_flows_through_probabilities_alone(batch):
     (theirs,) = torch.autograd.grad(load_balancing_loss_func((leaf,), experts, active), leaf)
     (ours,) = torch.autograd.grad(leaf.softmax(-1), leaf, single(slopes(rows, active)))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=slopes(rows, active).max() * rounding(rows))
-
-
-@given(logits(experts=st.just(6), tokens=st.just(4)))
-def test_gradient_in_jax_flows_through_probabilities_alone(rows):
-    """JAX agrees that counting the choices has no gradient."""
-    slope = slopes(rows, active=2)
-    ours, theirs = PULL(jnp.float32(rows), jnp.float32(slope)), GRADIENT(jnp.float32(rows))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=slope.max() * rounding(rows))
-
-
-def jax_loss(rows):
-    """Hugging Face's loss of one layer with two active experts."""
-    probabilities = jax.nn.softmax(rows)
-    _, indices = jax.lax.top_k(probabilities, 2)
-    shares = jax.nn.one_hot(indices, rows.shape[1]).sum(1).mean(0)
-    return rows.shape[1] * (shares * probabilities.mean(0)).sum()
-
-
-GRADIENT = jax.jit(jax.grad(jax_loss))
-PULL = jax.jit(lambda rows, slope: jax.vjp(jax.nn.softmax, rows)[1](slope)[0])
 
 
 def slopes(rows, active):
