@@ -153,7 +153,7 @@ def load(path: str | Path, *, limit: int = HEADER_LIMIT, partial: bool = False) 
     if not file.name.endswith(".json"):
         return Checkpoint(path=str(path), headers={file.name: header(file, limit=limit)})
     listed = index(files.read(file, limit), source=file)
-    there = _listing(file.parent)
+    there = files.listing(file.parent)
     headers: dict[str, Header] = {}
     absent: list[str] = []
     for name in sorted(set(listed.weight_map.values())):
@@ -166,23 +166,14 @@ def load(path: str | Path, *, limit: int = HEADER_LIMIT, partial: bool = False) 
             files.inside(file.parent, name)
         headers[name] = header(file.parent / name, limit=limit)
     if absent and not (headers and partial):
-        others = f", and so are {len(absent) - 1:,} others" if len(absent) > 1 else ""
+        others = f", and {files.counted(len(absent) - 1, 'other')} too" if len(absent) > 1 else ""
         raise InputError(file.parent / absent[0], f"the index names it, and it is absent{others}")
     return Checkpoint(path=str(path), headers=headers, index=listed, absent=tuple(absent))
 
 
-def _listing(folder: Path) -> dict[str, bool]:
-    """The names in a folder, and whether each is a link."""
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name: entry.is_symlink() for entry in entries}
-    except OSError as error:
-        raise InputError(folder, (error.strerror or "cannot be read").lower()) from None
-
-
 def _chosen(folder: Path) -> Path:
     """The file or the index that a folder's checkpoint begins with: the usual name, or the only one that there is."""
-    names = _listing(folder)
+    names = files.listing(folder)
     usual = [name for name in (f"model{INDEX}", "model.safetensors") if name in names]
     indexes = sorted(name for name in names if name.endswith(INDEX))
     found = usual or indexes or sorted(name for name in names if name.endswith(".safetensors"))
@@ -203,7 +194,9 @@ def header(path: Path, *, limit: int = HEADER_LIMIT) -> Header:
         if start == b"version ":
             raise InputError(path, "a pointer of Git LFS, not the file that it stands for")
         if size < 8:
-            raise InputError(path, f"a file of {size} bytes is no safetensors file: 8 give the length of the header")
+            raise InputError(
+                path, f"a file of {files.counted(size, 'byte')} is no safetensors file: 8 give the length of the header"
+            )
         length = int.from_bytes(start, "little")
         if length > limit:
             raise InputError(path, f"a header of {length:,} bytes, more than {limit:,}")
@@ -215,7 +208,7 @@ def header(path: Path, *, limit: int = HEADER_LIMIT) -> Header:
     if end > (held := size - 8 - length):
         raise InputError(path, f"cut off: the tensors take {end:,} bytes, the file holds {held:,} of them")
     if end < held:
-        raise InputError(path, f"{held - end:,} trailing bytes belong to no tensor")
+        raise InputError(path, f"{files.counted(held - end, 'trailing byte')} behind the last tensor")
     return Header(length=length, size=size, metadata=metadata or {}, tensors=tensors)
 
 
@@ -223,15 +216,14 @@ def _decode(path: Path, data: bytes) -> tuple[dict[str, str] | None, dict[str, T
     """The metadata and the tensors of a header's JSON."""
     if not data.startswith(b"{"):
         raise InputError(path, f"header: expected a JSON object, got {data[:8]!r}")
-    parsed = _as_written(data)
-    if parsed is None:
-        try:
-            parsed = _as_allowed(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-            raise InputError(path, f"header: {_reason(error)}") from None
-    given, metadata, tensors = parsed
-    if _strings(data) != 5 * len(tensors) + given + 2 * len(metadata or ()):
-        raise InputError(path, f"header: {_repeated(data)}: given more than once")
+    try:
+        given, metadata, tensors = _as_written(data) or _as_allowed(data)
+        unique = _strings(data) == 5 * len(tensors) + given + 2 * len(metadata or ())
+        repeated = None if unique else _repeated(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise InputError(path, f"header: {_reason(error)}") from None
+    if not unique:
+        raise InputError(path, f"header: {repeated}: given more than once")
     return metadata, tensors
 
 
@@ -242,6 +234,8 @@ def _as_written(data: bytes) -> _Parsed | None:
     """A header as the library writes it, the metadata first: read at once. None for any other, and for a bad one."""
     start, end = f'{{"{METADATA}":{{'.encode(), data.find(b"}") + 1
     if not data.startswith(start) or data[end : end + 1] != b",":
+        return None
+    if data.find(b"-0", end) >= 0:  # a name or a negative zero, which reads as a zero
         return None
     try:
         metadata, tensors = (
@@ -270,6 +264,9 @@ def _as_allowed(data: bytes) -> _Parsed:
         field = field.strip("`.")
         where = f"{names[int(number)]}: {field}" if field else names[int(number)]
         raise msgspec.ValidationError(f"{where}: {problem}") from None
+    for name, value in values.items():
+        if b"-" in bytes(value):
+            raise msgspec.ValidationError(f"{name}: expected int >= 0, got -0")
     return raw is not None, metadata, dict(zip(names, listed, strict=True))
 
 
@@ -300,7 +297,7 @@ def _repeated(data: bytes) -> str | None:
                 repeated.append(name)
             seen.add(name)
 
-    json.loads(data, object_pairs_hook=once)
+    json.loads(data, object_pairs_hook=once, parse_int=str)  # Python converts no integer of thousands of digits
     return repeated[0] if repeated else None
 
 
@@ -330,9 +327,15 @@ def _covered_by_any(path: Path, tensors: Mapping[str, Tensor]) -> int:
         if begin > end:
             raise InputError(path, f"header: {name}: data_offsets run backwards, from {begin:,} to {end:,}")
         if bits != 8 * (end - begin):
-            raise InputError(path, f"{what} takes {bits // 8:,} bytes, its data_offsets hold {end - begin:,}")
+            raise InputError(
+                path, f"{what} takes {files.counted(bits // 8, 'byte')}, its data_offsets hold {end - begin:,}"
+            )
         if begin != at:
-            fault = f"a gap of {begin - at:,} bytes before it" if begin > at else "overlaps what is before it"
+            fault = (
+                f"a gap of {files.counted(begin - at, 'byte')} before it"
+                if begin > at
+                else "overlaps what is before it"
+            )
             raise InputError(path, f"header: {name}: {fault}")
         at = end
     return at
@@ -351,10 +354,10 @@ def index(data: bytes, *, source: object = "index") -> Index:
         inner = bytes(content.metadata) if isinstance(content.metadata, msgspec.Raw) else b"null"
         claims = _CLAIMS.decode(inner) or _Claims()
         repeated = _repeated(inner)
+        if _strings(data) - _strings(inner) != 1 + given + 2 * len(content.weight_map):
+            repeated = _repeated(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InputError(source, _reason(error)) from None
-    if _strings(data) - _strings(inner) != 1 + given + 2 * len(content.weight_map):
-        repeated = _repeated(data)
     if repeated is not None:
         raise InputError(source, f"{repeated}: given more than once")
     if not content.weight_map:
@@ -369,7 +372,8 @@ def inconsistencies(checkpoint: Checkpoint) -> Iterator[Difference]:
         return
     held = Counter(listed.weight_map.values())
     for file in checkpoint.absent:
-        yield Difference(kind="absent file", name=file, problem=f"the index says that it holds {held[file]:,} tensors")
+        problem = f"the index says that it holds {files.counted(held[file], 'tensor')}"
+        yield Difference(kind="absent file", name=file, problem=problem)
     if sum(len(header.tensors) for header in checkpoint.headers.values()) != len(places):
         yield from _twice(checkpoint)
     if listed.weight_map != places:

@@ -21,6 +21,11 @@ def printable(text: str, limit: int = 400) -> str:
     return safe if len(safe) <= limit else f"{safe[:limit]}..."
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something, in the plural that takes an s."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def inside(folder: Path, name: str) -> Path:
     """The file ``name`` of a folder, which may be a link only within the same repository.
 
@@ -53,6 +58,15 @@ def regular(path: Path) -> Iterator[FileIO]:
             os.close(descriptor)
     except OSError as error:
         raise InputError(path, (error.strerror or "cannot be read").lower()) from None
+
+
+def listing(folder: Path) -> dict[str, bool]:
+    """The names in a folder, and whether each is a link."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.is_symlink() for entry in entries}
+    except OSError as error:
+        raise InputError(folder, (error.strerror or "cannot be read").lower()) from None
 
 
 def read(path: Path, limit: int) -> bytes:

@@ -171,7 +171,7 @@ CORRUPT = {
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a pointer of Git LFS"),
     "cut-off header": (whole()[:60], f"a header of {whole()[0] + 256 * whole()[1]} bytes in a file of 60: cut off"),
     "cut-off data": (whole()[:-1], "cut off: the tensors take"),
-    "trailing": (whole() + b"0", "1 trailing bytes belong to no tensor"),
+    "trailing": (whole() + b"0", "1 trailing byte behind the last tensor"),
     "large header": (struct.pack("<Q", HEADER_LIMIT + 1), "a header of 100,000,001 bytes, more than 100,000,000"),
     "huge header": (b"\xff" * 8 + b"{}", "a header of 18,446,744,073,709,551,615 bytes, more than"),
     "no header": (headed(b""), "header: expected a JSON object, got b''"),
@@ -199,6 +199,11 @@ CORRUPT = {
     "three offsets": (with_entry(data_offsets=[0, 1, 2]), "header: a: data_offsets: "),
     "negative": (with_entry(shape=[-2]), "header: a: shape[0]: expected int >= 0"),
     "negative twice": (with_entry(shape=[-2, -1]), "header: a: shape[0]: expected int >= 0"),
+    "negative zero": (sized(b"[2,-0]"), "header: a: expected int >= 0, got -0"),
+    "negative zero behind metadata": (
+        raw(NONE, A.replace(b"[0, 2]", b"[-0,2]"), b'"-0":' + ENTRY.replace(b"[0, 2]", b"[2, 4]")) + b"00",
+        "header: a: expected int >= 0, got -0",
+    ),
     "fraction": (with_entry(shape=[2.0]), "header: a: shape[0]: expected int, got float"),
     "exponent": (sized(b"[2e0]"), "header: a: shape[0]: expected int, got float"),
     "bool": (with_entry(shape=[True, 2]), "header: a: shape[0]: expected int, got bool"),
@@ -211,14 +216,16 @@ CORRUPT = {
     "huge and empty": (with_entry(shape=[2**62, 2**62, 0], data_offsets=[0, 0]), "0] is larger than any file"),
     "shape too large": (with_entry(shape=[3]), "header: a: U8 of shape [3] takes 3 bytes, its data_offsets hold 2"),
     "backwards": (with_entry(shape=[0], data_offsets=[2, 0]), "header: a: data_offsets run backwards, from 2 to 0"),
-    "gap": (two([0, 2], [3, 5], 5), "header: b: a gap of 1 bytes before it"),
-    "gap at the start": (two([1, 3], [3, 5], 5), "header: a: a gap of 1 bytes before it"),
+    "gap": (two([0, 2], [3, 5], 5), "header: b: a gap of 1 byte before it"),
+    "gap at the start": (two([1, 3], [3, 5], 5), "header: a: a gap of 1 byte before it"),
     "overlap": (two([0, 2], [1, 3], 3), "header: b: overlaps what is before it"),
     "same range": (two([0, 2], [0, 2], 2), "header: b: overlaps what is before it"),
     "empty in the middle": (two([0, 2], [1, 1], 2), "header: b: "),
     "empty behind": (two([0, 0], [9, 9], 0, shape=(0,)), "header: b: a gap of 9 bytes before it"),
     "half a byte": (with_entry(dtype="F4", shape=[3]), "header: a: F4 of shape [3] does not end with a byte"),
     "six bits": (with_entry(dtype="F6_E2M3"), "header: a: F6_E2M3 of shape [2] does not end with a byte"),
+    "twice, digits": (raw(b'"a":[' + b"9" * 5000 + b"]", A), "header: a: given more than once"),
+    "twice, UTF-8": (raw(b'"a":"\xff"', A), "header: expected UTF-8"),
     "twice, other places": (raw(A, A.replace(b"[0, 2]", b"[2, 4]")) + b"00", "header: a: given more than once"),
     "field twice": (raw(A[:-1] + b',"dtype":"U8"}'), "header: dtype: given more than once"),
     "metadata twice": (raw(NONE, NONE, A), "header: __metadata__: given more than once"),
@@ -256,6 +263,28 @@ def test_what_the_format_forbids_is_refused_though_the_library_takes_it(name, tm
     content, cause = TAKEN[name]
     deserialize(content)
     assert cause in refused(written(tmp_path, content))
+
+
+def test_a_name_may_have_what_a_size_may_not(tmp_path):
+    """A minus before a zero, in a name and in the metadata."""
+    path = written(tmp_path, whole({"-0": ("U8", (2, 0)), "[-0,": ("U8", (1,))}))
+    same(path)
+    same(written(tmp_path, headed({"__metadata__": {"-0": "-0"}, "a-0": ONE["a"]}, b"00")))
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "safetensors.index.json"])
+def test_a_key_given_twice_is_refused_however_deep_its_value_is_nested(ending, tmp_path):
+    """At every depth around the one at which a decoder gives up, with one of two causes."""
+    causes = set()
+    for depth in (*range(1, 1100), 10**6):
+        nest = b"[" * depth + b"]" * depth
+        header = headed(b'{"a":%b,%b}' % (nest, A), b"00")
+        index = b'{"metadata": {"x": %b}, "weight_map": {"a": "m", "a": "n"}}' % nest
+        path = written(tmp_path, index if ending.endswith("json") else header, f"model.{ending}")
+        with pytest.raises(InputError) as error:
+            checkpoint.load(path)
+        causes.add(str(error.value).rpartition(": ")[2])
+    assert causes == {"given more than once", "nested too deep"}
 
 
 @given(content=strategies.mutations(whole()))
@@ -384,7 +413,7 @@ INDEXES = {
     "backslash": (b'{"weight_map": {"a": "..\\\\m"}}', "names of files beside the index"),
     "itself": (b'{"weight_map": {"a": "."}}', "names of files beside the index"),
     "nul": (b'{"weight_map": {"a": "m\\u0000"}}', "names of files beside the index"),
-    "absent": (b'{"weight_map": {"a": "m.safetensors", "b": "n.safetensors"}}', "absent, and so are 1 others"),
+    "absent": (b'{"weight_map": {"a": "m.safetensors", "b": "n.safetensors"}}', "it is absent, and 1 other too"),
     "long": (b'{"weight_map": {"a": "' + b"m" * 5000 + b'"}}', "the index names it, and it is absent"),
 }  # fmt: skip
 
@@ -406,7 +435,7 @@ def test_absent_files_are_refused_unless_asked_for(tmp_path):
     held = checkpoint.load(tmp_path, partial=True)
     assert held.absent == (second.name,) and list(held.headers) == [first.name]
     first.unlink()
-    assert "absent, and so are 1 others" in refused(tmp_path, partial=True)
+    assert "it is absent, and 1 other too" in refused(tmp_path, partial=True)
 
 
 def test_links_are_followed_within_one_repository_of_the_cache_alone(tmp_path):

@@ -133,16 +133,38 @@ def test_parameters_without_a_config_are_counted_by_headers(folder, capsys, monk
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == f"{folder}: counted from the headers, as there is no config"
-    assert lines[2].split()[:2] == ["stored", "1,543,714,304"]
+    assert lines[2].split()[:2] == ["float_scalars", "1,543,714,304"]
     assert lines[5].split() == ["BF16", "338", "1,543,714,304", "3,087,428,608"]
     code, out, _ = run(capsys, monkeypatch, "params", str(folder), "--json")
     answer = json.loads(out)
-    assert answer["stored"] == 1_543_714_304 and answer["counted_from"] == "headers" and answer["model"] is None
+    assert answer["float_scalars"] == 1_543_714_304 and "stored" not in answer
+    assert answer["convention"] == "scalars of all float tensors, mask buffers and tied copies among them"
+    assert answer["counted_from"] == "headers" and answer["model"] is None
     assert answer["dtypes"] == [{"dtype": "BF16", "tensors": 338, "scalars": 1_543_714_304, "bytes": 3_087_428_608}]
     code, _, err = run(capsys, monkeypatch, "params", str(folder), "--all")
     assert code == 2 and "--all and --by need a config" in err
     (folder / "config.json").write_bytes(published.data(NAME))
     assert "(qwen2)" in run(capsys, monkeypatch, "params", str(folder))[1]
+
+
+def test_headers_without_a_tensor(tmp_path, capsys, monkeypatch):
+    """No scalar, and no row."""
+    (tmp_path / "model.safetensors").write_bytes(headed(b"{}"))
+    code, out, err = run(capsys, monkeypatch, "params", str(tmp_path))
+    assert (code, err) == (0, "") and out.splitlines()[2].split()[:2] == ["float_scalars", "0"]
+
+
+@pytest.mark.parametrize("command", [["params"], ["audit", NAME]])
+def test_a_folder_that_cannot_be_read(command, tmp_path, capsys, monkeypatch):
+    """One line that names it, and exit 2."""
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", denied)
+    monkeypatch.setattr("os.listdir", denied)
+    code, out, err = run(capsys, monkeypatch, *command, str(tmp_path))
+    assert (code, out, err) == (2, "", f"sixnd: {tmp_path}: permission denied\n")
 
 
 def test_headers_that_do_not_say_how_many_weights_there_are(tmp_path, capsys, monkeypatch):

@@ -228,7 +228,7 @@ HOSTILE = {
     "integers": (changed(norm_bias=np.zeros(2, np.int8)), r"norm\.bias: expected one of bfloat16, .*, got I8"),
     "twice": (headed(AGAIN[:-1] + b"," + HEADER[1:], DATA), r"header: norm\.bias: given more than once"),
     "cut off": (WHOLE[:-1], "cut off: the tensors take"),
-    "longer": (WHOLE + b"0", "1 trailing bytes belong to no tensor"),
+    "longer": (WHOLE + b"0", "1 trailing byte behind the last tensor"),
     "empty": (b"", "a file of 0 bytes is no safetensors file"),
     "no JSON": (headed(b"{"), "header: Input data was truncated"),
     "nested": (headed(b"[" * 100_000), "header: expected a JSON object"),

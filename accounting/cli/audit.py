@@ -104,13 +104,11 @@ def _checkpoint(held: "Checkpoint") -> dict[str, Any]:
 
 
 def _summary(held: "Checkpoint") -> str:
-    from accounting.files import printable
+    from accounting.files import counted, printable
 
-    count = len(held.headers)
-    return (
-        f"{printable(held.path)}: {len(held.tensors):,} tensors, {held.bytes:,} bytes "
-        f"in {count:,} file{'s' if count > 1 else ''}"
-    )
+    tensors, size, count = len(held.tensors), held.bytes, len(held.headers)
+    what = f"{counted(tensors, 'tensor')}, {counted(size, 'byte')} in {counted(count, 'file')}"
+    return f"{printable(held.path)}: {what}"
 
 
 def _as_json(differences: Sequence["Difference"]) -> dict[str, Any]:
@@ -118,9 +116,10 @@ def _as_json(differences: Sequence["Difference"]) -> dict[str, Any]:
 
 
 def _print(differences: Sequence["Difference"]) -> None:
+    from accounting.files import counted
+
     for difference in differences[:SHOWN]:
         click.echo(str(difference))
     if len(differences) > SHOWN:
         click.echo(f"and {len(differences) - SHOWN:,} more")
-    count = len(differences)
-    click.echo("No difference." if not count else f"{count:,} difference{'s' if count > 1 else ''}")
+    click.echo(counted(len(differences), "difference") if differences else "No difference.")

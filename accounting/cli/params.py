@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ MEANING = {
     "matmul": "weights that some token is multiplied by",
     "matmul_active": "weights that one token is multiplied by",
 }
+FLOAT_SCALARS = "scalars of all float tensors, mask buffers and tied copies among them"
 FIRST = ("unique", "stored", "active")
 
 
@@ -77,10 +79,12 @@ def params(config: str, as_json: bool, everything: bool, by: str | None) -> None
 
 def _without_config(path: str) -> bool:
     """Whether a path is a checkpoint's, and no config lies there."""
+    from accounting import files
+
     if not os.path.isdir(path):
         return path.endswith((".safetensors", ".safetensors.index.json"))
     return not os.path.lexists(os.path.join(path, "config.json")) and any(
-        name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(path)
+        name.endswith((".safetensors", ".safetensors.index.json")) for name in files.listing(Path(path))
     )
 
 
@@ -90,7 +94,7 @@ def _from_headers(path: str, as_json: bool) -> None:
     from accounting.files import printable
 
     held = checkpoint.load(path)
-    stored = checkpoint.parameters(held)
+    floats = checkpoint.parameters(held)
     dtypes: dict[str, list[int]] = {}
     for tensor in held.tensors.values():
         row = dtypes.setdefault(tensor.dtype, [0, 0, 0])
@@ -99,14 +103,22 @@ def _from_headers(path: str, as_json: bool) -> None:
     rows = [{"dtype": name, "tensors": row[0], "scalars": row[1], "bytes": row[2]} for name, row in dtypes.items()]
     if as_json:
         counted = {"path": path, "files": len(held.headers), "tensors": len(held.tensors), "bytes": held.bytes}
-        document("params", None, counted_from="headers", checkpoint=counted, stored=stored, dtypes=rows)
+        document(
+            "params",
+            None,
+            counted_from="headers",
+            checkpoint=counted,
+            float_scalars=floats,
+            convention=FLOAT_SCALARS,
+            dtypes=rows,
+        )
         return
     click.echo(f"{printable(path)}: counted from the headers, as there is no config")
     table(
         ("parameters", "scalars", "meaning"),
-        [("stored", stored, "scalars of all float tensors, whatever they are for")],
+        [("float_scalars", floats, FLOAT_SCALARS)],
     )
-    table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    table(("dtype", "tensors", "scalars", "bytes"), [tuple(row.values()) for row in rows])
 
 
 def _extras(reading: "Reading", total: "Parameters") -> list[dict[str, Any]]:
