@@ -206,7 +206,8 @@ class _Auditor:
 def _bare(reading: Reading, checkpoint: Checkpoint) -> Callable[[str], str]:
     """What a name is in a file of the model without its head, whose names lack the model's own (GPT-2's published)."""
     prefix = "transformer." if reading.spec.learned_positions else "model."
-    names = checkpoint.tensors
+    listed = checkpoint.index.weight_map if checkpoint.index else {}  # of an absent file, the index knows the names
+    names = checkpoint.tensors.keys() | listed.keys()
     bare = not any(name.startswith(prefix) for name in names)
     return lambda name: name.removeprefix(prefix) if bare else name
 

@@ -1,5 +1,6 @@
 """The audit: full-size checkpoints whose names and shapes Hugging Face's modules give, and planted differences."""
 
+import re
 from dataclasses import replace
 from math import prod
 
@@ -12,7 +13,7 @@ from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
 from transformers.utils.quantization_config import FineGrainedFP8Config
 
-from accounting import checkpoint, huggingface, params
+from accounting import checkpoint, huggingface, params, quantization
 from accounting.audit import audit, compare
 from accounting.authorities import huggingface as modules
 from accounting.files import InputError
@@ -296,6 +297,16 @@ def test_an_absent_file_is_one_line(tmp_path):
     assert found.decoder.tensors == len(SMALL) - held
 
 
+def test_an_absent_file_hides_no_name(tmp_path):
+    """Where only the head's file is there, the index still says that the others' names have the model's prefix."""
+    shards(tmp_path, without("lm_head.weight") | {"lm_head.weight": SMALL["lm_head.weight"]}, len(SMALL))
+    for file in set(index_of(tmp_path)["weight_map"].values()) - {index_of(tmp_path)["weight_map"]["lm_head.weight"]}:
+        (tmp_path / file).unlink()
+    found = audit(read(LLAMA), checkpoint.load(tmp_path, partial=True))
+    assert {difference.kind for difference in found.differences} == {"absent file"}
+    assert all(line.endswith("the index says that it holds 1 tensor") for line in lines(found))
+
+
 @FEW
 @given(data=st.data())
 def test_one_changed_tensor_is_found_wherever_it_is(data, tmp_path_factory):
@@ -422,17 +433,20 @@ def compressed(module, out, into, section):
     if section["format"] == "float-quantized":
         return {f"{module}.weight": ("F8_E4M3", (out, into)), f"{module}.weight_scale": ("BF16", (out, 1))}
     (group,) = section["config_groups"].values()
+    bits, groups = group["weights"]["num_bits"], into // group["weights"]["group_size"]
+    zeros = {f"{module}.weight_zero_point": ("I32", (out * bits // 32, groups))}
     return {
-        f"{module}.weight_packed": ("I32", (out, into * group["weights"]["num_bits"] // 32)),
-        f"{module}.weight_scale": ("BF16", (out, into // group["weights"]["group_size"])),
+        f"{module}.weight_packed": ("I32", (out, into * bits // 32)),
+        f"{module}.weight_scale": ("BF16", (out, groups)),
         f"{module}.weight_shape": ("I64", (2,)),
-    }
+    } | ({} if group["weights"].get("symmetric", True) else zeros)
 
 
 #: What each method's own writers give for one linear map: AutoGPTQ, AutoAWQ, bitsandbytes, MLX, llm-compressor.
 PACKED = {"gptq": gptq, "awq": awq, "bitsandbytes": bitsandbytes, "mlx": mlx, "compressed-tensors": compressed}
 NF4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 W4 = {"weights": {"num_bits": 4, "group_size": 32, "strategy": "group"}, "targets": ["Linear"]}
+W4_ZEROS = W4 | {"weights": W4["weights"] | {"symmetric": False}}
 W8 = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
 CT = {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*norm$"]}
 SECTIONS = {
@@ -447,6 +461,7 @@ SECTIONS = {
     "mlx 6": {"group_size": 64, "bits": 6},
     "mlx 8": {"group_size": 32, "bits": 8},
     "compressed-tensors 4": CT | {"format": "pack-quantized", "config_groups": {"group_0": W4}},
+    "compressed-tensors 4, zeros": CT | {"format": "pack-quantized", "config_groups": {"group_0": W4_ZEROS}},
     "compressed-tensors 8": CT | {"format": "float-quantized", "config_groups": {"group_0": W8}},
 }  # fmt: skip
 
@@ -468,6 +483,23 @@ def test_the_count_is_one_number_whatever_the_bits(name, bias, tmp_path):
     assert lines(audit(read(config | {key: SECTIONS[name]}), checkpoint.load(tmp_path))) == []
     # Read by the rule of another number of bits or of none, it differs.
     assert audit(read(config), checkpoint.load(tmp_path)).differences
+
+
+@pytest.mark.parametrize(
+    ("pattern", "spared"),
+    [
+        (r"re:.*\.layers\.0\.self", ["model.layers.0.self_attn.q_proj"]),
+        (r"re:.*\.layers\.0\.self$", []),
+        (r"re:.*q_proj$", ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]),
+        ("re:self_attn", []),
+    ],
+)
+def test_an_expression_begins_a_name_and_ends_it_only_where_it_says_so(pattern, spared):
+    """As Python's ``re.match`` has it, which compressed-tensors holds against the names of modules."""
+    modules = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.up_proj")]
+    rule = quantization.rule(SECTIONS["compressed-tensors 4"] | {"ignore": [pattern]})
+    assert [module for module in modules if rule.spared(module)] == spared
+    assert [module for module in modules if re.match(pattern.removeprefix("re:"), module)] == spared
 
 
 def test_llama_in_4_bits(tmp_path):
