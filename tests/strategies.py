@@ -11,6 +11,10 @@ from accounting.checkpoint import BITS
 from accounting.spec import ModelSpec
 
 Config = dict[str, Any]
+#: The pair of coefficients of DeepSeek: equal, apart, and one alone.
+MAGNITUDES = st.sampled_from(
+    [{"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {"mscale_all_dim": 0.5}, {}]
+)
 SCALINGS = st.sampled_from(
     [
         {"rope_type": "linear", "factor": 2.0},
@@ -24,22 +28,16 @@ SCALINGS = st.sampled_from(
             "original_max_position_embeddings": 8,
         },
     ]
-) | st.fixed_dictionaries(
-    {"rope_type": st.just("yarn"), "factor": st.floats(1.5, 8.0)},
-    optional={
-        "original_max_position_embeddings": st.integers(4, 64),
-        "truncate": st.booleans(),
-        "attention_factor": st.floats(0.5, 2.0),
-        "mscale": st.floats(0.5, 2.0),
-        "mscale_all_dim": st.floats(0.5, 2.0),
-    },
+) | st.builds(
+    dict.__or__,
+    st.fixed_dictionaries(
+        {"rope_type": st.just("yarn"), "factor": st.floats(1.5, 8.0)},
+        optional={"original_max_position_embeddings": st.integers(4, 64), "truncate": st.booleans()},
+    ),
+    MAGNITUDES | st.fixed_dictionaries({"attention_factor": st.floats(0.5, 2.0)}),
 )
 THETAS = st.floats(2.0, 1e6)
 KINDS = ("full_attention", "sliding_attention")
-#: The pair of coefficients of DeepSeek: equal, apart, and one alone.
-MAGNITUDES = st.sampled_from(
-    [{"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {"mscale_all_dim": 0.5}, {}]
-)
 ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"])
 
 
