@@ -235,7 +235,8 @@ def _as_written(data: bytes) -> _Parsed | None:
     start, end = f'{{"{METADATA}":{{'.encode(), data.find(b"}") + 1
     if not data.startswith(start) or data[end : end + 1] != b",":
         return None
-    if data.find(b"-0", end) >= 0:  # a name or a negative zero, which reads as a zero
+    # A name, or a negative zero, which reads as a zero. One letter is found much faster than two.
+    if data.find(b"-", end) >= 0 and data.find(b"-0", end) >= 0:
         return None
     try:
         metadata, tensors = (

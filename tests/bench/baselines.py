@@ -29,7 +29,7 @@ def folder(root: Path, device: str) -> Path:
 
 def last(device_folder: Path, name: str) -> dict[str, Any] | None:
     """``extra_info`` of a benchmark in the newest stored result that has it; None where none has."""
-    for path in sorted(device_folder.rglob("*.json"), key=lambda path: path.name, reverse=True):
+    for path in sorted(device_folder.glob("*/[0-9]*_*.json"), key=lambda path: path.name, reverse=True):
         for bench in json.loads(path.read_text())["benchmarks"]:
             if bench["name"] == name:
                 extra: dict[str, Any] = bench["extra_info"]
