@@ -17,7 +17,7 @@ def test_a_devices_name_is_its_folder(tmp_path, device, expected):
 
 
 def test_the_newest_result_that_has_the_benchmark_counts(tmp_path):
-    """A later file without it hides nothing, and other benchmarks, and other results of the device, say nothing of it."""
+    """A later file without it hides nothing; other benchmarks, and other results of the device, say nothing of it."""
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "chain.json").write_text("{}")
     for number, name, ratio in [(1, "step", 1.2), (2, "step", 1.3), (3, "other", 1.4)]:
