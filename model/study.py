@@ -220,7 +220,8 @@ def sizes_of(text: str | None, known: Sequence[Size]) -> tuple[Size, ...]:
         elif len(dials) == 3 and all(dial.isdecimal() and int(dial) for dial in dials):
             sizes.append(Size(*map(int, dials)))
         else:
-            raise click.BadParameter(f"expected WIDTH:LAYERS:HEADS or one of {', '.join(by_width)}, got {part!r}")
+            known_widths = ", ".join(by_width)
+            raise click.BadParameter(f"--sizes: expected WIDTH:LAYERS:HEADS or one of {known_widths}, got {part!r}")
     if len(set(sizes)) < len(sizes):
         raise click.UsageError("--sizes: the same one twice")
     return tuple(sizes)
@@ -232,7 +233,7 @@ COUNT = click.IntRange(1, 10**7)
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--corpus", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Text; may be repeated.")
 @click.option("--diet", multiple=True, type=click.Choice(["fresh", "fixed"]), help="Of the chain: both unless said.")
-@click.option("--sizes", metavar="SIZES", help="Widths, or WIDTH:LAYERS:HEADS, with commas between.")
+@click.option("--sizes", metavar="SIZES", help="Some of the default widths, or WIDTH:LAYERS:HEADS.")
 @click.option("--steps", type=COUNT, help="Steps of every size.")
 @click.option("--rate", type=click.Choice(get_args(RateRule)), help="How the learning rate goes with the width.")
 @click.option(

@@ -151,7 +151,7 @@ class Training:
         """Go on from a checkpoint; InputError in one line for a file that is not a whole one of this design."""
         metadata, tensors = read_checkpoint(path)
         if metadata["design"] != self.design():
-            raise InputError(path, "of another design: other sizes, data, seed or steps")
+            raise InputError(path, "of another design: other sizes, data, seed or steps; name another folder")
         parameters = dict(self.decoder.named_parameters())
         expected = {
             f"{part}.{name}": parameter.shape for part in ("weight", *MOMENTS) for name, parameter in parameters.items()
