@@ -1,4 +1,4 @@
-"""The only Hypothesis strategies: small configs of every family and tables of tensors, valid by construction."""
+"""The only Hypothesis strategies: small configs, tables of tensors and laws of loss, valid by construction."""
 
 import struct
 from collections.abc import Callable, Iterable
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from accounting import huggingface
 from accounting.checkpoint import BITS
+from accounting.scaling import LossSurface
 from accounting.spec import ModelSpec
 
 Config = dict[str, Any]
@@ -37,6 +38,14 @@ SCALINGS = st.sampled_from(
     MAGNITUDES | st.fixed_dictionaries({"attention_factor": st.floats(0.5, 2.0)}),
 )
 THETAS = st.floats(2.0, 1e6)
+LOSS_SURFACES = st.builds(
+    LossSurface,
+    E=st.floats(0.1, 3),
+    A=st.floats(0.1, 1e3),
+    B=st.floats(0.1, 1e3),
+    alpha=st.floats(0.1, 1),
+    beta=st.floats(0.1, 1),
+)
 KINDS = ("full_attention", "sliding_attention")
 ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"])
 

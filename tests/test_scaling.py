@@ -16,15 +16,9 @@ from accounting.scaling import (
     fit_power_law,
     isoflop,
 )
+from tests import strategies
 
-SURFACES = st.builds(
-    LossSurface,
-    E=st.floats(0.1, 3),
-    A=st.floats(0.1, 1e3),
-    B=st.floats(0.1, 1e3),
-    alpha=st.floats(0.1, 1),
-    beta=st.floats(0.1, 1),
-)
+SURFACES = strategies.LOSS_SURFACES
 BUDGETS = st.floats(1e-3, 1e12)
 HALVES = LossSurface(E=1.0, A=1.0, B=1.0, alpha=0.5, beta=0.5)
 EPSILON = 2**-52

@@ -18,7 +18,7 @@ from accounting.conventions import six_nd, twenty_tokens, two_nd
 from accounting.huggingface import published_config
 from accounting.ledger import case
 from accounting.scaling import LAWS, LossSurface, Split, fit_power_law
-from tests import tables
+from tests import strategies, tables
 
 PRINTED, UNROUNDED, REFIT = (LAWS[name].surface for name in ("hoffmann", "hoffmann-unrounded", "besiroglu"))
 CHINCHILLA = 70 * 10**9, 14 * 10**11
@@ -30,14 +30,7 @@ LLAMA = "llama-3.1-8b"
 EPSILON = 2**-52
 #: Of a dozen operations, whose errors a power 1 / (alpha + beta) of 5 at most multiplies.
 ROUNDING = 200 * EPSILON
-SURFACES = st.builds(
-    LossSurface,
-    E=st.floats(0.1, 3),
-    A=st.floats(0.1, 1e3),
-    B=st.floats(0.1, 1e3),
-    alpha=st.floats(0.1, 1),
-    beta=st.floats(0.1, 1),
-)
+SURFACES = strategies.LOSS_SURFACES
 BUDGETS = st.floats(1e-3, 1e12)
 FEWER = settings(max_examples=settings.default.max_examples // 5)
 

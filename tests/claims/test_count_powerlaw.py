@@ -14,7 +14,7 @@ from accounting import fits, pictures
 from accounting.conventions import six_nd
 from accounting.ledger import case
 from accounting.scaling import LAWS, LossSurface, PowerLaw, Split, fit_power_law
-from tests import tables
+from tests import strategies, tables
 
 PRINTED, REFIT = LAWS["hoffmann"].surface, LAWS["besiroglu"].surface
 CAPACITY = PowerLaw(coefficient=PRINTED.A, exponent=-PRINTED.alpha)
@@ -26,8 +26,8 @@ ROUNDING = 8 * EPSILON  # of a handful of operations
 LOGS = 100 * EPSILON  # of a few logarithms below 50
 POWERS = st.builds(PowerLaw, coefficient=st.floats(1e-3, 1e3), exponent=st.floats(-3, 3))
 NUMBERS = st.floats(1e-6, 1e6)
-CONSTANTS, EXPONENTS, LARGE = st.floats(0.1, 1e3), st.floats(0.1, 1), st.floats(1, 1e12)
-SURFACES = st.builds(LossSurface, E=st.floats(0.1, 3), A=CONSTANTS, B=CONSTANTS, alpha=EXPONENTS, beta=EXPONENTS)
+LARGE = st.floats(1, 1e12)
+SURFACES = strategies.LOSS_SURFACES
 
 
 @pytest.mark.claim("count.powerlaw.log")
