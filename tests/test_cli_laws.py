@@ -144,7 +144,14 @@ def test_resamples_are_bounded(table, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(999_940_000, "999.9M"), (999_960_000, "1.000B"), (41.2967e9, "41.30B"), (4.0358e12, "4.036T"), (12, "12")],
+    [
+        (999_940_000, "999.9M"),
+        (999_960_000, "1.000B"),
+        (41.2967e9, "41.30B"),
+        (4.0358e12, "4.036T"),
+        (999.97e12, "1e+15"),
+        (12, "12"),
+    ],
 )
 def test_sizes_are_written_with_four_digits(number, text):
     """The suffix goes up where four digits round up to a thousand."""

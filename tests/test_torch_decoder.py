@@ -520,3 +520,25 @@ def test_bfloat16_stays_bfloat16(kind: str) -> None:
     with watch(decoder) as routings:
         assert decoder(some_tokens()).dtype is torch.bfloat16
     assert {torch.float32} == {tensor.dtype for tensor in (routings[0].logits, routings[0].weights)}
+
+
+def test_a_router_is_float32_under_autocast() -> None:
+    """What autocast would lower stays: the logits decide which experts run."""
+    router = built(plain(SPARSE), dtype=torch.float32).blocks[0].feed_forward.router
+    x = torch.randn(5, router.in_features)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside, lowered = router(x).logits, torch.nn.functional.linear(x, router.weight)
+    assert (inside.dtype, lowered.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(inside, router(x).logits)
+
+
+def test_a_selection_bias_stays_float32() -> None:
+    """In a decoder that is cast to bfloat16 it still moves by a thousandth; wider it may be."""
+    decoder = built(plain(replace(SPARSE, feed_forward=MIXTURE)), dtype=torch.float32)
+    router = decoder.blocks[0].feed_forward.router
+    router.selection_bias.fill_(0.5)
+    decoder.to(torch.bfloat16)
+    assert (router.weight.dtype, router.selection_bias.dtype) == (torch.bfloat16, torch.float32)
+    router.selection_bias += 0.001
+    assert (router.selection_bias > 0.5).all()
+    assert decoder.double().blocks[0].feed_forward.router.selection_bias.dtype is torch.float64
